@@ -1,0 +1,57 @@
+// The approximate polar factor of a matrix by a few matrix products: the two forms of docs/numerics.md.
+#ifndef DMUON_KERNELS_NEWTON_SCHULZ_NEWTON_SCHULZ_H_
+#define DMUON_KERNELS_NEWTON_SCHULZ_NEWTON_SCHULZ_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/ops/backend.h"
+
+namespace dmuon::kernels {
+
+enum class NsForm { kGram, kDirect };
+
+using Coefficients = std::array<double, 3>;  // a, b, c
+
+struct NewtonSchulzOptions {
+  NsForm form = NsForm::kGram;  // kGram: gram where it pays for the shape, direct for the rest
+  int steps = 5;
+  std::vector<Coefficients> coefficients;     // empty = Polar Express; shorter repeats its last, longer is cut
+  std::optional<std::vector<int>> restarts;   // nullopt = derived from (set, steps, dtype)
+  std::optional<Dtype> iteration_dtype;       // nullopt = the backend's default for the shape
+  bool deterministic = false;                 // fp32 iterations
+};
+
+// Refuses, with the singular value at which it breaks, a custom set that diverges (docs/numerics.md, "Coefficients")
+// and restarts that explode.
+absl::Status Validate(const NewtonSchulzOptions& options);
+
+// FLOPs of the form that will run on a rows x cols block, symmetric products at half cost. For placement.
+double Flops(const NewtonSchulzOptions& options, int64_t rows, int64_t cols);
+
+// The iteration for blocks of one shape. Made once, outside the step; Run allocates nothing.
+class NewtonSchulz {
+ public:
+  virtual ~NewtonSchulz() = default;
+
+  // Bytes of private memory that Run needs. One workspace serves any number of plans, one at a time.
+  virtual size_t workspace_bytes() const = 0;
+  // out = NS(in), both rows x cols, dense, row-major, fp32; `in` keeps its bytes; in == out is allowed.
+  virtual void Run(Stream stream, const float* in, float* out, void* workspace) const = 0;
+  virtual NsForm form() const = 0;
+  virtual std::string kernel() const = 0;  // "gram fp32", "direct bf16", ...
+};
+
+// REQUIRES: Validate(options).ok(), rows >= 1, cols >= 1. The backend must outlive the plan.
+absl::StatusOr<std::unique_ptr<NewtonSchulz>> PlanNewtonSchulz(Backend& backend,
+                                                               const NewtonSchulzOptions& options,
+                                                               int64_t rows, int64_t cols);
+
+}  // namespace dmuon::kernels
+
+#endif  // DMUON_KERNELS_NEWTON_SCHULZ_NEWTON_SCHULZ_H_

@@ -1,0 +1,109 @@
+// The operations that a step is made of, and the memory they run on: the seam between dmuon and a device.
+//
+// A backend is stateless apart from what it found out about the machine; every method may be called from any worker at
+// once. Each operation is enqueued on a stream and may return before it is done; results, also scalars, are valid after
+// Synchronize. Nothing here allocates except Allocate, and nothing here throws or fails for reasons of data: NaN and Inf
+// go through. Pointers are to memory that this backend can read: its own, or a mapped arena.
+#ifndef DMUON_KERNELS_OPS_BACKEND_H_
+#define DMUON_KERNELS_OPS_BACKEND_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/ops/dtype.h"
+
+namespace dmuon::kernels {
+
+// An order of execution on the device. On the CPU there is only the calling thread, and nothing in here.
+struct Stream {
+  void* handle = nullptr;
+};
+
+// mean = (accumulate ? mean : 0) + (inputs[0] + inputs[1] + ...) / divisor, summed in the order given, in fp32.
+// square_sum: sum of squares of the new mean, in float64, in an order that depends on nothing but count.
+struct MeanArgs {
+  absl::Span<const void* const> inputs;  // each `count` elements of `dtype`
+  Dtype dtype = Dtype::kF32;
+  int64_t count = 0;
+  float divisor = 1;
+  bool accumulate = false;
+  float* mean = nullptr;
+  double* square_sum = nullptr;  // backend-visible; valid after Synchronize
+};
+
+// U = c G + mu (mu M + c G) with nesterov, else mu M + c G. M and G keep their bytes.
+struct LookaheadArgs {
+  const float* momentum = nullptr;  // M
+  const float* gradient = nullptr;  // G
+  float* update = nullptr;          // U
+  int64_t count = 0;
+  float mu = 0;
+  float clip = 1;  // c
+  bool nesterov = true;
+};
+
+// The commit of a muon parameter (or of one block of it), in one pass over memory:
+// M = mu M + c G;  W = W (1 - decay) - scale O;  and the published copy, if given, is W rounded to `dtype`.
+struct MuonCommitArgs {
+  float* momentum = nullptr;
+  const float* gradient = nullptr;
+  float* weight = nullptr;
+  const float* orthogonal = nullptr;  // O
+  int64_t count = 0;
+  float mu = 0;
+  float clip = 1;
+  float decay = 0;  // eta lambda
+  float scale = 0;  // eta s
+};
+
+// PyTorch's AdamW with decoupled decay; `step` counts from 1.
+struct AdamwArgs {
+  float* weight = nullptr;
+  float* exp_avg = nullptr;
+  float* exp_avg_sq = nullptr;
+  const float* gradient = nullptr;
+  int64_t count = 0;
+  double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
+  int64_t step = 1;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual absl::string_view name() const = 0;    // "cpu"
+  virtual std::string description() const = 0;   // "cpu: avx512_bf16 (own packed kernels), 2 threads"
+
+  // Private memory, 256-byte aligned, zeroed. RESOURCE_EXHAUSTED when there is none.
+  virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;
+  virtual void Free(void* memory) = 0;
+
+  virtual absl::StatusOr<Stream> CreateStream() = 0;
+  virtual void DestroyStream(Stream stream) = 0;
+  // Waits for all that was enqueued. The one place where a device's failure is seen.
+  virtual absl::Status Synchronize(Stream stream) = 0;
+
+  virtual void CopyToHost(Stream stream, void* host, const void* device, size_t bytes) = 0;
+  virtual void CopyFromHost(Stream stream, void* device, const void* host, size_t bytes) = 0;
+
+  virtual void MeanOverRanks(Stream stream, const MeanArgs& args) = 0;
+  virtual void Lookahead(Stream stream, const LookaheadArgs& args) = 0;
+  virtual void MuonCommit(Stream stream, const MuonCommitArgs& args) = 0;
+  virtual void Adamw(Stream stream, const AdamwArgs& args) = 0;
+  // to = from rounded to nearest even in `dtype`.
+  virtual void Publish(Stream stream, const float* from, Dtype dtype, void* to, int64_t count) = 0;
+};
+
+// The explicit list of backends; contract tests run over it. "auto" takes the first that works on this machine and says
+// why in `description`. `threads`: cores that all workers together may use.
+absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(absl::string_view name, int threads);
+absl::Span<const absl::string_view> BackendNames();
+
+}  // namespace dmuon::kernels
+
+#endif  // DMUON_KERNELS_OPS_BACKEND_H_

@@ -1,0 +1,153 @@
+// What a session is told and what it answers, free of any wire format. server/rpc converts to and from the messages.
+#ifndef DMUON_SERVER_SESSION_TYPES_H_
+#define DMUON_SERVER_SESSION_TYPES_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "base/strong_id.h"
+#include "kernels/newton_schulz/newton_schulz.h"
+#include "proto/wire/attach_frame.h"
+#include "server/parameter/parameter.h"
+#include "server/placement/mesh.h"
+#include "server/placement/placement.h"
+
+namespace dmuon::server {
+
+using AttachmentId = StrongId<struct AttachmentTag, uint64_t>;  // one attached process; never reused
+using SessionId = StrongId<struct SessionTag, uint64_t>;        // never reused
+
+// A trainer process, as the kernel vouches for it.
+struct Trainer {
+  AttachmentId attachment;
+  uid_t uid = 0;
+  pid_t pid = 0;
+};
+
+struct OpenSpec {
+  std::string job;
+  int rank = 0;
+  Mesh mesh;
+  bool reshard_after_forward = true;
+  ParameterTable table;
+  absl::Duration formation_timeout;  // zero = the daemon's default
+};
+
+struct Opened {
+  SessionId id;
+  uint64_t table_digest = 0;
+  Placement placement;
+};
+
+enum class AdjustLr { kMatchRmsAdamw = 1, kOriginal = 2, kSpectral = 3, kNone = 4 };
+enum class Nonfinite { kSkip = 1, kError = 2, kApply = 3 };
+
+struct Group {
+  std::string name;
+  Route route = Route::kMuon;
+  friend bool operator==(const Group&, const Group&) = default;
+};
+
+struct ParameterConfig {
+  Dtype param_dtype = Dtype::kF32;
+  Dtype grad_dtype = Dtype::kF32;
+  int group = 0;
+  friend bool operator==(const ParameterConfig&, const ParameterConfig&) = default;
+};
+
+struct OptimizerSpec {
+  std::vector<Group> groups;
+  std::vector<ParameterConfig> parameters;  // by parameter
+  kernels::NewtonSchulzOptions newton_schulz;
+  bool nesterov = true;
+  AdjustLr adjust_lr = AdjustLr::kMatchRmsAdamw;
+  Nonfinite nonfinite = Nonfinite::kSkip;
+};
+
+// Where everything lies in the arenas. The same for all slots.
+struct Layout {
+  std::vector<uint64_t> grad_offset;    // by parameter, 256-byte aligned
+  std::vector<uint64_t> weight_offset;  // by parameter, 256-byte aligned
+  std::vector<int> window;              // by boundary; Z2: the boundary itself
+  uint64_t grad_bytes = 0;
+  uint64_t weight_bytes = 0;
+  uint64_t control_bytes = 0;
+};
+
+struct SlotMemory {
+  uint64_t grad_bytes = 0;
+  uint64_t weight_bytes = 0;
+  uint64_t state_bytes = 0;
+  uint64_t workspace_bytes = 0;
+};
+
+struct Configured {
+  Layout layout;
+  SlotMemory memory;  // of the caller's slot
+};
+
+// A buffer as the trainer says that it mapped it.
+struct Buffer {
+  wire::ArenaKind kind = wire::ArenaKind::kUnspecified;
+  uint64_t offset = 0;
+  uint64_t size = 0;
+};
+
+// A mapped arena that can be handed to a trainer. The descriptor stays the session's: duplicate it to keep it.
+struct ArenaHandle {
+  int fd = -1;
+  uint64_t bytes = 0;
+};
+
+enum class StateKind { kWeight = 1, kMomentum = 2, kExpAvg = 3, kExpAvgSq = 4, kStep = 5 };
+
+enum class SessionState { kForming = 1, kOpen, kReady, kStepping, kDegraded, kDraining, kClosed };
+
+enum class StepOutcome { kApplied = 1, kSkippedNonfinite = 2, kFailed = 3 };
+
+// What one step did and what it cost; durations in seconds, of the slowest slot.
+struct StepReport {
+  uint64_t step = 0;
+  StepOutcome outcome = StepOutcome::kApplied;
+  absl::Status status;
+  double total_norm = 0;
+  double clip_coefficient = 1;
+  double wait = 0;     // STEP record of the first rank to that of the last
+  double reduce = 0;
+  double verdict = 0;
+  double update = 0;
+  double publish = 0;
+  double total = 0;    // last STEP record to the last published boundary
+  int newton_schulz_calls = 0;
+  std::string forms;
+  std::string kernel;
+  absl::Time at;
+};
+
+struct AttachmentStatus {
+  int rank = 0;
+  pid_t pid = 0;
+  bool alive = false;
+};
+
+struct SessionDescription {
+  std::string name;
+  SessionState state = SessionState::kForming;
+  uid_t uid = 0;
+  Mesh mesh;
+  bool reshard_after_forward = true;
+  uint64_t step = 0;
+  ParameterTable table;
+  Placement placement;
+  std::vector<AttachmentStatus> attachments;
+  std::vector<SlotMemory> memory;  // by slot; empty before READY
+};
+
+}  // namespace dmuon::server
+
+#endif  // DMUON_SERVER_SESSION_TYPES_H_
