@@ -53,6 +53,10 @@ class SessionTable {
                                     const std::vector<Buffer>& buffers);
   // The step's report; step 0 = the last one. NOT_FOUND when it is not remembered.
   absl::StatusOr<StepReport> StepResult(const Trainer& trainer, SessionId id, uint64_t step);
+  // Size of one parameter's state: what ReadState returns and WriteState takes. After Open; does not wait. Lets a caller
+  // check a size that a trainer claims before it allocates. INVALID_ARGUMENT: the parameter has no such state.
+  absl::StatusOr<uint64_t> StateBytes(const Trainer& trainer, SessionId id, const std::string& parameter,
+                                      StateKind kind) const;
   // Bytes of one parameter's state: fp32 in row-major order; kStep one int64.
   absl::StatusOr<std::vector<std::byte>> ReadState(const Trainer& trainer, SessionId id,
                                                    const std::string& parameter, StateKind kind);

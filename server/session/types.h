@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/strong_id.h"
+#include "base/unique_fd.h"
 #include "kernels/newton_schulz/newton_schulz.h"
 #include "proto/wire/attach_frame.h"
 #include "server/parameter/parameter.h"
@@ -98,9 +99,10 @@ struct Buffer {
   uint64_t size = 0;
 };
 
-// A mapped arena that can be handed to a trainer. The descriptor stays the session's: duplicate it to keep it.
+// A mapped arena that can be handed to a trainer. The descriptor is a duplicate (F_DUPFD_CLOEXEC) and the caller's own: the
+// session may close its own at any time, and its number may then name another session's memory.
 struct ArenaHandle {
-  int fd = -1;
+  UniqueFd fd;
   uint64_t bytes = 0;
 };
 
