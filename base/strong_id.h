@@ -3,6 +3,7 @@
 #define DMUON_BASE_STRONG_ID_H_
 
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 

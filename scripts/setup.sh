@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Makes everything that the other scripts need: Debian packages, a Python environment, build/dev. Does only what is
+# missing; a second run says nothing and takes a second.
+#
+#   scripts/setup.sh [--no-build]
+#
+# Needs Debian 12 (or an Ubuntu with the same packages), root or sudo; downloads from apt and PyPI only.
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+
+BUILD_WANTED=1
+for argument in "$@"; do
+  case $argument in
+    --no-build) BUILD_WANTED=0 ;;
+    *) die "unknown argument '$argument'; usage: scripts/setup.sh [--no-build]" 2 ;;
+  esac
+done
+
+PACKAGES=(
+  g++ cmake ninja-build ccache pkg-config git ca-certificates
+  libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev
+  libspdlog-dev libyaml-cpp-dev libcli11-dev nlohmann-json3-dev
+  libgtest-dev libgmock-dev
+  python3 python3-dev python3-venv
+  clang-format clang-tidy shellcheck systemd
+)
+
+install_packages() {
+  local missing
+  missing=$(comm -23 <(printf '%s\n' "${PACKAGES[@]}" | sort) \
+    <(dpkg-query -W -f='${db:Status-Status} ${Package}\n' "${PACKAGES[@]}" 2>/dev/null |
+      sed -n 's/^installed //p' | sort))
+  [ -n "$missing" ] || return 0
+  local names
+  names=$(echo "$missing" | tr '\n' ' ')
+  command -v apt-get >/dev/null || die "this is not a Debian; please install what corresponds to: $names"
+  local as_root=()
+  if [ "$(id -u)" != 0 ]; then
+    command -v sudo >/dev/null || die "neither root nor sudo; please have these packages installed: $names"
+    as_root=(sudo)
+  fi
+  say "installing Debian packages: $names"
+  "${as_root[@]}" apt-get update -q
+  # shellcheck disable=SC2086  # the names are words
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -q -y --no-install-recommends -o Dpkg::Use-Pty=0 $names
+}
+
+# The marker is the last thing written, so an interrupted installation is begun again.
+make_venv() {
+  [ -f "$VENV/.ready" ] && return
+  say "making the Python environment $VENV (PyTorch is several GB: a few minutes)"
+  rm -rf "$VENV"
+  python3 -m venv "$VENV"
+  "$VENV/bin/python" -m pip install --disable-pip-version-check --progress-bar off -r "$REQUIREMENTS"
+  touch "$VENV/.ready"
+}
+
+mkdir -p "$CACHE"
+exec {lock}>"$CACHE/setup.lock"
+flock "$lock" # two checkouts may be set up at once
+
+install_packages
+make_venv
+if [ "$BUILD_WANTED" = 1 ]; then
+  configure dev
+  build dev
+fi

@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Builds what has changed and runs the tests: ctest, then pytest. The last lines are the counts.
+#
+#   scripts/test.sh [--cxx | --python] [-k PATTERN]   all tests, or one language, or those whose name matches
+#   scripts/test.sh --asan | --tsan [-k PATTERN]      unit tests under AddressSanitizer and UBSan; those without gRPC
+#                                                     under ThreadSanitizer
+#
+# Exit 0: all passed, and some ran. Exit 1: a test failed, or none ran.
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
+
+CXX=1 PYTHON=1 SANITIZER='' PATTERN=''
+while [ $# -gt 0 ]; do
+  case $1 in
+    --cxx) PYTHON=0 ;;
+    --python) CXX=0 ;;
+    --asan | --tsan) SANITIZER=${1#--} PYTHON=0 ;;
+    -k) PATTERN=${2:?-k needs a pattern} && shift ;;
+    *) die "unknown argument '$1'; see the top of scripts/test.sh" 2 ;;
+  esac
+  shift
+done
+
+REPORTS=$(mktemp -d)
+trap 'rm -rf "$REPORTS"' EXIT
+SUMMARY=() FAILED=0 RAN=0
+
+# count NAME REPORT STATUS: adds "NAME: n passed, m failed" to the summary, from a JUnit report.
+count() {
+  local passed=0 failed=0 skipped=0
+  if [ -s "$2" ]; then
+    read -r passed failed skipped < <(python3 - "$2" <<'PYTHON'
+import sys
+import xml.etree.ElementTree as ET
+suites = list(ET.parse(sys.argv[1]).getroot().iter("testsuite"))
+total, failed, skipped = (
+    sum(int(s.get(k) or 0) for s in suites for k in keys)
+    for keys in (["tests"], ["failures", "errors"], ["skipped", "disabled"]))
+print(total - failed - skipped, failed, skipped)
+PYTHON
+    )
+  fi
+  local line="$1: $passed passed, $failed failed"
+  [ "$skipped" = 0 ] || line+=", $skipped skipped"
+  SUMMARY+=("$line")
+  RAN=$((RAN + passed + failed))
+  [ "$3" = 0 ] && [ "$failed" = 0 ] || FAILED=1
+  # With a pattern, one of the runners may have nothing to do.
+  [ -n "$PATTERN" ] || [ $((passed + failed)) -gt 0 ] || FAILED=1
+}
+
+run_ctest() {
+  local folder=$1 status=0
+  shift
+  say "ctest in ${folder#"$ROOT/"}"
+  ctest --test-dir "$folder" -j"$(nproc)" --output-on-failure --no-tests=ignore --label-exclude '^slow$' \
+    --output-junit "$REPORTS/ctest.xml" ${PATTERN:+-R "$PATTERN"} "$@" || status=$?
+  count ctest "$REPORTS/ctest.xml" "$status"
+}
+
+run_pytest() {
+  local status=0
+  say "pytest in tests/python"
+  python -m pytest tests/python --junitxml="$REPORTS/pytest.xml" -q ${PATTERN:+-k "$PATTERN"} || status=$?
+  [ "$status" = 5 ] && [ -n "$PATTERN" ] && status=0 # 5: none was selected
+  count pytest "$REPORTS/pytest.xml" "$status"
+}
+
+case $SANITIZER in
+  '')
+    "$ROOT/scripts/setup.sh"
+    [ "$CXX" = 0 ] || run_ctest "$BUILD"
+    [ "$PYTHON" = 0 ] || run_pytest
+    ;;
+  *)
+    "$ROOT/scripts/setup.sh" --no-build
+    configure "$SANITIZER"
+    case $SANITIZER in
+      asan) build asan unit_tests ;;
+      tsan) build tsan tests_without_grpc ;;
+    esac
+    export ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1
+    export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+    # What was not built for the sanitizer is listed by ctest as NAME_NOT_BUILT.
+    run_ctest "$ROOT/build/$SANITIZER" --exclude-regex '_NOT_BUILT$' --label-exclude '^uninstrumented$'
+    ;;
+esac
+
+echo
+printf '%s\n' "${SUMMARY[@]}"
+[ "$RAN" -gt 0 ] || die "no test ran"
+exit "$FAILED"
