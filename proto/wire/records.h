@@ -37,7 +37,7 @@ struct Record {
   double max_norm = 0;  // kStep: clip the muon route to this global 2-norm; 0 = no clip
   uint64_t ticket = 0;  // kMaterialize: any rising number; answered in window_grant
 };
-static_assert(sizeof(Record) == 72 && std::is_trivially_copyable_v<Record>);
+static_assert(sizeof(Record) == 64 && std::is_trivially_copyable_v<Record>);
 
 }  // namespace dmuon::wire
 
