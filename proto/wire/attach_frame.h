@@ -44,7 +44,7 @@ struct AttachFrame {
   uint64_t bytes = 0;      // ARENA: size of the mapping
   uint8_t token[kTokenBytes] = {};  // WELCOME
   char client[40] = {};    // HELLO: client UUID as text, NUL-terminated
-  char text[408] = {};     // ERROR: the reason, NUL-terminated. WELCOME: daemon version
+  char text[416] = {};     // ERROR: the reason, NUL-terminated. WELCOME: daemon version
 };
 static_assert(sizeof(AttachFrame) == 512 && std::is_trivially_copyable_v<AttachFrame>);
 
