@@ -25,6 +25,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -174,8 +175,11 @@ class Connection {
   const std::string& daemon_version() const;
   // gRPC calls made so far; a steady step makes none.
   uint64_t grpc_calls() const;
+  // Asked about ten times a second by every thread that waits here or in a session of this connection; once it answers
+  // true the wait ends with CANCELLED. A session whose Step ended so is lost. May be called from any thread.
+  void SetInterruptCheck(std::function<bool()> interrupted);
 
-  struct Impl;
+  struct Impl;  // for the files of the library
   Impl& impl() { return *impl_; }
 
  private:
@@ -197,7 +201,7 @@ class Session {
   absl::Status Start();
 
   // Views into the arenas, valid from Configure until the session is destroyed. Z3: a weight is valid between
-  // Materialize and Release of its boundary.
+  // Materialize and Release of its boundary. REQUIRES, here and below: an index of the table, after Configure.
   std::byte* grad(int parameter) const;
   std::byte* weight(int parameter) const;
   int window(int boundary) const;  // Z3: boundaries with the same window cannot be materialised at once
@@ -237,8 +241,9 @@ class Session {
   // Leaves the session. With the last rank its state is gone. Idempotent.
   absl::Status Close();
 
-  struct Impl;
+  struct Impl;  // for the files of the library, and for tests that write records by hand
   explicit Session(std::unique_ptr<Impl> impl);
+  Impl& impl() { return *impl_; }
 
  private:
   std::unique_ptr<Impl> impl_;

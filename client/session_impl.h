@@ -1,0 +1,83 @@
+// What a session is made of; for the files of this library and for tests that write records by
+// hand.
+#ifndef DMUON_CLIENT_SESSION_IMPL_H_
+#define DMUON_CLIENT_SESSION_IMPL_H_
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "client/connection_impl.h"
+#include "client/dmuon/client.h"
+#include "client/mapping.h"
+#include "client/page_wait.h"
+#include "dmuon/v1/trainer.pb.h"
+#include "proto/wire/control_page.h"
+
+namespace dmuon::client {
+
+enum class Phase { kOpened, kConfigured, kStarted, kLost, kClosed };
+
+struct Session::Impl {
+  Connection::Impl* connection = nullptr;
+  uint64_t id = 0;
+  uint32_t rank = 0;
+  std::string job;
+  bool z3 = false;
+  std::vector<Boundary> boundaries;
+  std::vector<Parameter> parameters;
+  uint64_t table_digest = 0;
+  Placement placement;
+
+  // Set once by Configure.
+  Mapping control, grad, weight;
+  wire::ControlPage page;
+  std::vector<uint64_t> grad_offset, weight_offset;  // by parameter
+  std::vector<int> window;                           // by boundary
+
+  std::atomic<Phase> phase{Phase::kOpened};
+  std::atomic<uint64_t> step{0};
+  std::atomic<uint64_t> generation{1};
+  std::atomic<uint32_t> backwards{0};  // synchronised ones in this generation
+
+  // The ring has one producer at a time; what a record says and its place in the ring belong
+  // together.
+  absl::Mutex push_mu;
+  std::vector<uint32_t> micro
+      ABSL_GUARDED_BY(push_mu);  // by boundary: READY records in this generation
+  // By window: the micro that was written there last, and by which boundary.
+  struct LastUse {
+    uint32_t boundary = 0;
+    uint64_t mark = 0;  // 0: never
+  };
+  std::vector<LastUse> last_use ABSL_GUARDED_BY(push_mu);
+  std::vector<int> holder
+      ABSL_GUARDED_BY(push_mu);  // by window: the materialised boundary, or -1 (Z3)
+  uint64_t ticket ABSL_GUARDED_BY(push_mu) = 0;
+
+  // FAILED_PRECONDITION unless started; in a forked child; UNAVAILABLE once the session is lost.
+  absl::Status CheckStarted() const;
+  // Waits on the page; an error other than CANCELLED loses the session.
+  absl::Status Wait(absl::FunctionRef<bool()> done);
+  // Lets `fill` complete a record that has generation, epoch and digest, and pushes it; waits while
+  // the ring is full. `fill` may run again after such a wait, and touches nothing but the record
+  // and what push_mu guards.
+  absl::Status Push(wire::RecordType type, absl::FunctionRef<absl::Status(wire::Record&)> fill,
+                    absl::FunctionRef<void(const wire::Record&)> pushed)
+      ABSL_LOCKS_EXCLUDED(push_mu);
+  // Begins to collect gradients for generation `next`.
+  void NextGeneration(uint64_t next) ABSL_LOCKS_EXCLUDED(push_mu);
+
+  // Configure, after the daemon's answer.
+  absl::Status Adopt(const OptimizerOptions& options, const v1::ConfigureGroupsResponse& response);
+  absl::Status MapArenas(const v1::ConfigureGroupsResponse& response);
+};
+
+}  // namespace dmuon::client
+
+#endif  // DMUON_CLIENT_SESSION_IMPL_H_
