@@ -49,7 +49,7 @@ bool NeedsQuotes(absl::string_view value) {
 void SetLogLevel(LogLevel minimum) { g_minimum = minimum; }
 void SetLogFormat(LogFormat format) { g_format = format; }
 
-void Log(LogLevel level, absl::string_view event, std::vector<LogField> fields) {
+void Log(LogLevel level, absl::string_view event, const std::vector<LogField>& fields) {
   if (level < g_minimum.load(std::memory_order_relaxed)) return;
   const std::string now =
       absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone());

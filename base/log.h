@@ -27,7 +27,7 @@ void SetLogLevel(LogLevel minimum);
 void SetLogFormat(LogFormat format);
 
 // `event` is a stable name ("session_ready"); values are data. Thread-safe, one write a line.
-void Log(LogLevel level, absl::string_view event, std::vector<LogField> fields = {});
+void Log(LogLevel level, absl::string_view event, const std::vector<LogField>& fields = {});
 
 }  // namespace dmuon
 

@@ -18,9 +18,9 @@ class LogTest : public ::testing::Test {
     SetLogLevel(LogLevel::kInfo);
     SetLogFormat(LogFormat::kText);
   }
-  static std::string Written(LogLevel level, std::vector<LogField> fields) {
+  static std::string Written(LogLevel level, const std::vector<LogField>& fields) {
     ::testing::internal::CaptureStderr();
-    Log(level, "session_ready", std::move(fields));
+    Log(level, "session_ready", fields);
     return ::testing::internal::GetCapturedStderr();
   }
 };

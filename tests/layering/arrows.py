@@ -19,13 +19,13 @@ ARROWS: dict[str, list[str]] = {
     "server/collective": [*DOMAIN],
     "server/clip": [*DOMAIN, "server/collective"],
     "server/route": [*DOMAIN, "server/collective", "server/memory"],
-    "server/step": [*DOMAIN, "server/route", "server/clip", "server/collective", "server/memory"],
     "server/telemetry": [*DOMAIN],
-    "server/session": ["server/step", "server/telemetry"],
+    "server/step": [*DOMAIN, "server/route", "server/clip", "server/collective", "server/memory", "server/telemetry"],
+    "server/session": ["server/step"],
     # The edge: sockets and messages.
     "server/attach": ["server/session"],
     "server/rpc": ["server/session", "proto/dmuon"],
-    "server/daemon": ["server/rpc", "server/attach", "server/telemetry"],
+    "server/daemon": ["server/rpc", "server/attach"],
     "server/main": ["server/daemon"],
     # The other side of the control page.
     "client/dmuon": [],

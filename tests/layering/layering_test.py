@@ -7,7 +7,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from arrows import ARROWS, CONFINED, EXEMPT  # noqa: E402
+from arrows import ARROWS, CONFINED, EXEMPT
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TOP = ["base", "proto", "kernels", "server", "client", "python_client", "tests"]
