@@ -28,18 +28,12 @@ std::string Text(const char (&field)[N]) {
 
 absl::string_view Name(wire::AttachType type) {
   switch (type) {
-    case wire::AttachType::kUnspecified:
-      return "UNSPECIFIED";
-    case wire::AttachType::kHello:
-      return "HELLO";
-    case wire::AttachType::kWelcome:
-      return "WELCOME";
-    case wire::AttachType::kFetch:
-      return "FETCH";
-    case wire::AttachType::kArena:
-      return "ARENA";
-    case wire::AttachType::kError:
-      return "ERROR";
+    case wire::AttachType::kUnspecified: return "UNSPECIFIED";
+    case wire::AttachType::kHello: return "HELLO";
+    case wire::AttachType::kWelcome: return "WELCOME";
+    case wire::AttachType::kFetch: return "FETCH";
+    case wire::AttachType::kArena: return "ARENA";
+    case wire::AttachType::kError: return "ERROR";
   }
   return "an unknown frame";
 }

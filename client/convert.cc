@@ -144,12 +144,9 @@ StepProfile FromProto(const v1::StepRecord& record) {
 
 size_t ElementBytes(Dtype dtype) {
   switch (dtype) {
-    case Dtype::kF32:
-      return 4;
-    case Dtype::kBF16:
-      return 2;
-    case Dtype::kF16:
-      return 2;
+    case Dtype::kF32: return 4;
+    case Dtype::kBF16: return 2;
+    case Dtype::kF16: return 2;
   }
   return 0;
 }

@@ -51,14 +51,12 @@ absl::Status PageStatus(const wire::ControlPage& page) {
   const wire::PageHeader& header = page.header();
   switch (static_cast<wire::SessionStatus>(header.status.load(std::memory_order_acquire))) {
     case wire::SessionStatus::kOpen:
-    case wire::SessionStatus::kDraining:
-      return absl::OkStatus();
+    case wire::SessionStatus::kDraining: return absl::OkStatus();
     case wire::SessionStatus::kFailed:
       return absl::UnavailableError(absl::StrCat(
           "the session has failed: ",
           absl::string_view(header.failure, strnlen(header.failure, wire::kReasonBytes))));
-    case wire::SessionStatus::kClosed:
-      break;
+    case wire::SessionStatus::kClosed: break;
   }
   return absl::UnavailableError("the session was closed by the daemon");
 }

@@ -20,12 +20,9 @@ bool RpcCall::Next() {
     bool ok;
     switch (queue_.AsyncNext(&tag, &ok,
                              std::chrono::system_clock::now() + std::chrono::milliseconds(100))) {
-      case grpc::CompletionQueue::GOT_EVENT:
-        return ok;
-      case grpc::CompletionQueue::SHUTDOWN:
-        return false;
-      case grpc::CompletionQueue::TIMEOUT:
-        break;
+      case grpc::CompletionQueue::GOT_EVENT: return ok;
+      case grpc::CompletionQueue::SHUTDOWN: return false;
+      case grpc::CompletionQueue::TIMEOUT: break;
     }
     if (!ended_by_look_.ok()) continue;
     ended_by_look_ = look_();

@@ -59,6 +59,7 @@ struct Session::Impl {
   std::vector<int> holder
       ABSL_GUARDED_BY(push_mu);  // by window: the materialised boundary, or -1 (Z3)
   uint64_t ticket ABSL_GUARDED_BY(push_mu) = 0;
+  std::atomic<uint64_t> steps_sent{0};  // STEP records
 
   // FAILED_PRECONDITION unless started; in a forked child; UNAVAILABLE once the session is lost.
   absl::Status CheckStarted() const;
@@ -72,6 +73,8 @@ struct Session::Impl {
       ABSL_LOCKS_EXCLUDED(push_mu);
   // Begins to collect gradients for generation `next`.
   void NextGeneration(uint64_t next) ABSL_LOCKS_EXCLUDED(push_mu);
+  // Once a generation is answered nobody's result depends on its gradients, read or not: all may be written over.
+  void ForgetGradUse() ABSL_LOCKS_EXCLUDED(push_mu);
 
   // Configure, after the daemon's answer.
   absl::Status Adopt(const OptimizerOptions& options, const v1::ConfigureGroupsResponse& response);

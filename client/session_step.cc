@@ -30,15 +30,12 @@ absl::Status VerdictStatus(const wire::Verdict& verdict) {
 absl::Status Session::Impl::CheckStarted() const {
   RETURN_IF_ERROR(connection->CheckProcess());
   switch (phase.load(std::memory_order_acquire)) {
-    case Phase::kStarted:
-      return absl::OkStatus();
-    case Phase::kLost:
-      return absl::UnavailableError(absl::StrFormat("session '%s' is lost", job));
+    case Phase::kStarted: return absl::OkStatus();
+    case Phase::kLost: return absl::UnavailableError(absl::StrFormat("session '%s' is lost", job));
     case Phase::kClosed:
       return absl::FailedPreconditionError(absl::StrFormat("session '%s' is closed", job));
     case Phase::kOpened:
-    case Phase::kConfigured:
-      break;
+    case Phase::kConfigured: break;
   }
   return absl::FailedPreconditionError(
       absl::StrFormat("session '%s': expected Start before this call", job));
@@ -82,6 +79,11 @@ void Session::Impl::NextGeneration(uint64_t next) {
   absl::MutexLock lock(&push_mu);
   micro.assign(micro.size(), 0);
   generation = next;
+}
+
+void Session::Impl::ForgetGradUse() {
+  absl::MutexLock lock(&push_mu);
+  last_use.assign(last_use.size(), {});
 }
 
 absl::Status Session::WaitWeights(int boundary) {
@@ -157,12 +159,7 @@ absl::Status Session::WaitGradWritable(int boundary) {
     last = s.last_use[static_cast<size_t>(s.window[static_cast<size_t>(boundary)])];
   }
   const auto& consumed = s.page.boundary(last.boundary).grads_consumed;
-  const auto& answered = s.page.header().verdict.generation;
-  // Once a generation is answered nobody's result depends on its gradients any more, read or not.
-  return s.Wait([&] {
-    return consumed.load(std::memory_order_acquire) >= last.mark ||
-           wire::ConsumedMark(answered.load(std::memory_order_acquire) + 1, 0) > last.mark;
-  });
+  return s.Wait([&] { return consumed.load(std::memory_order_acquire) >= last.mark; });
 }
 
 absl::Status Session::Ready(int boundary) {
@@ -206,6 +203,7 @@ absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
   RETURN_IF_ERROR(s.CheckStarted());
   const uint64_t step = s.step + 1;
   const uint64_t generation = s.generation;
+  uint64_t sent = 0;
   RETURN_IF_ERROR(s.Push(
       wire::RecordType::kStep,
       [&](wire::Record& record) {
@@ -215,14 +213,15 @@ absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
         record.max_norm = options.max_norm;
         return absl::OkStatus();
       },
-      [](const wire::Record&) {}));
+      [&](const wire::Record&) { sent = ++s.steps_sent; }));
   const wire::Verdict& verdict = s.page.header().verdict;
   const absl::Status waited =
-      s.Wait([&] { return verdict.generation.load(std::memory_order_acquire) >= generation; });
+      s.Wait([&] { return verdict.answered.load(std::memory_order_acquire) >= sent; });
   if (!waited.ok()) {
     s.phase = Phase::kLost;  // the answer may still come, and nobody would match it
     return waited;
   }
+  s.ForgetGradUse();
   // Ranks that discarded a different number of times meet again here.
   s.NextGeneration(std::max(generation + 1, verdict.next_generation));
   if (verdict.code != 0) return VerdictStatus(verdict);

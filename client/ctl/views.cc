@@ -1,0 +1,209 @@
+#include "client/ctl/views.h"
+
+#include <cmath>
+#include <map>
+#include <string>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+
+namespace dmuon::ctl {
+namespace {
+
+// "ROUTE_SHARDED_ADAMW" -> "sharded_adamw".
+std::string EnumWord(absl::string_view name, absl::string_view prefix) {
+  return absl::AsciiStrToLower(absl::StripPrefix(name, prefix));
+}
+
+std::string Word(v1::Route route) { return EnumWord(v1::Route_Name(route), "ROUTE_"); }
+std::string Word(v1::SessionState state) {
+  return EnumWord(v1::SessionState_Name(state), "SESSION_STATE_");
+}
+std::string Word(v1::StepOutcome outcome) {
+  return EnumWord(v1::StepOutcome_Name(outcome), "STEP_OUTCOME_");
+}
+
+// JSON has no infinity: what is not finite is left out, and the outcome says why.
+Tree Finite(double value) { return std::isfinite(value) ? Tree(value) : Tree(nullptr); }
+
+Tree SummaryTree(const v1::SessionSummary& s) {
+  return Tree{
+      {"name", s.name()},         {"state", Word(s.state())}, {"world_size", s.world_size()},
+      {"attached", s.attached()}, {"step", s.step()},         {"parameters", s.parameters()},
+      {"bytes", s.bytes()},       {"uid", s.uid()},           {"imbalance", s.imbalance()}};
+}
+
+Tree SlotTree(const v1::DescribeSessionResponse& session, int slot, int owned) {
+  Tree tree{{"slot", slot}, {"load", session.loads(slot)}, {"owned", owned}};
+  if (slot < session.memory_size()) {
+    const v1::SlotMemory& m = session.memory(slot);
+    tree["grad_bytes"] = m.grad_bytes();
+    tree["weight_bytes"] = m.weight_bytes();
+    tree["state_bytes"] = m.state_bytes();
+    tree["workspace_bytes"] = m.workspace_bytes();
+  }
+  for (const v1::AttachmentInfo& a : session.attachments()) {
+    if (static_cast<int>(a.rank()) != slot) continue;
+    tree["pid"] = a.pid();
+    tree["alive"] = a.alive();
+  }
+  return tree;
+}
+
+Tree PlacementTree(const v1::Placement& p) {
+  Tree shape = Tree::array();
+  for (uint64_t dimension : p.shape()) shape.push_back(dimension);
+  return Tree{{"name", p.name()},        {"owner", p.owner()}, {"route", Word(p.route())},
+              {"shape", shape},          {"bytes", p.bytes()}, {"cost", p.cost()},
+              {"boundary", p.boundary()}};
+}
+
+}  // namespace
+
+View StatusView(const v1::GetInfoResponse& info) {
+  View view;
+  view.tree = Tree{{"version", info.version()},
+                   {"instance_id", info.instance_id()},
+                   {"started_unix_seconds", info.started_unix_seconds()},
+                   {"pid", info.pid()},
+                   {"backend", info.backend()},
+                   {"kernel", info.kernel()},
+                   {"threads", info.threads()},
+                   {"sessions", info.sessions()},
+                   {"draining", info.draining()},
+                   {"socket_dir", info.socket_dir()}};
+  view.sections = {{"",
+                    "",
+                    {{"version", "version"},
+                     {"instance", "instance_id"},
+                     {"started", "started_unix_seconds", Unit::kTimestamp},
+                     {"pid", "pid", Unit::kCount},
+                     {"backend", "backend"},
+                     {"kernel", "kernel"},
+                     {"threads", "threads", Unit::kCount},
+                     {"sessions", "sessions", Unit::kCount},
+                     {"draining", "draining", Unit::kYesNo},
+                     {"sockets", "socket_dir"}}}};
+  return view;
+}
+
+View SessionsView(const v1::ListSessionsResponse& sessions) {
+  View view;
+  view.tree["sessions"] = Tree::array();
+  for (const v1::SessionSummary& s : sessions.sessions())
+    view.tree["sessions"].push_back(SummaryTree(s));
+  view.sections = {{"",
+                    "sessions",
+                    {{"NAME", "name"},
+                     {"STATE", "state"},
+                     {"RANKS", "world_size", Unit::kCount},
+                     {"ATTACHED", "attached", Unit::kCount},
+                     {"STEP", "step", Unit::kCount},
+                     {"PARAMETERS", "parameters", Unit::kCount},
+                     {"MEMORY", "bytes", Unit::kBytes},
+                     {"IMBALANCE", "imbalance", Unit::kRatio},
+                     {"UID", "uid", Unit::kCount}}}};
+  return view;
+}
+
+View SessionView(const v1::DescribeSessionResponse& session) {
+  View view;
+  view.tree = SummaryTree(session.summary());
+  const v1::Mesh& mesh = session.mesh();
+  view.tree["mesh"] =
+      Tree{{"replicate", mesh.replicate()}, {"shard", mesh.shard()}, {"tp", mesh.tp()}};
+  view.tree["reshard_after_forward"] = session.reshard_after_forward();
+  view.tree["lower_bound"] = session.lower_bound();
+  std::map<uint32_t, int> owned;
+  for (const v1::Placement& p : session.placement()) ++owned[p.owner()];
+  view.tree["slots"] = Tree::array();
+  for (int slot = 0; slot < session.loads_size(); ++slot) {
+    view.tree["slots"].push_back(SlotTree(session, slot, owned[static_cast<uint32_t>(slot)]));
+  }
+  view.tree["placement"] = Tree::array();
+  for (const v1::Placement& p : session.placement())
+    view.tree["placement"].push_back(PlacementTree(p));
+
+  view.sections = {{"",
+                    "",
+                    {{"session", "name"},
+                     {"state", "state"},
+                     {"ranks", "world_size", Unit::kCount},
+                     {"attached", "attached", Unit::kCount},
+                     {"step", "step", Unit::kCount},
+                     {"parameters", "parameters", Unit::kCount},
+                     {"memory", "bytes", Unit::kBytes},
+                     {"resharded after forward", "reshard_after_forward", Unit::kYesNo},
+                     {"imbalance (max / mean load)", "imbalance", Unit::kRatio},
+                     {"least possible max load", "lower_bound", Unit::kFlops}}},
+                   {"slots",
+                    "slots",
+                    {{"SLOT", "slot", Unit::kCount},
+                     {"LOAD", "load", Unit::kFlops},
+                     {"OWNS", "owned", Unit::kCount},
+                     {"GRAD", "grad_bytes", Unit::kBytes},
+                     {"WEIGHT", "weight_bytes", Unit::kBytes},
+                     {"STATE", "state_bytes", Unit::kBytes},
+                     {"WORKSPACE", "workspace_bytes", Unit::kBytes},
+                     {"PID", "pid", Unit::kCount},
+                     {"ALIVE", "alive", Unit::kYesNo}}},
+                   {"placement",
+                    "placement",
+                    {{"PARAMETER", "name"},
+                     {"OWNER", "owner", Unit::kCount},
+                     {"ROUTE", "route"},
+                     {"SHAPE", "shape", Unit::kShape},
+                     {"BYTES", "bytes", Unit::kBytes},
+                     {"COST", "cost", Unit::kFlops},
+                     {"BOUNDARY", "boundary"}}}};
+  return view;
+}
+
+View DrainView(const v1::DrainResponse& drain) {
+  return {Tree{{"draining", true}, {"sessions_left", drain.sessions_left()}},
+          {{"",
+            "",
+            {{"draining", "draining", Unit::kYesNo},
+             {"sessions left", "sessions_left", Unit::kCount}}}}};
+}
+
+Tree StepTree(const v1::StepRecord& record) {
+  Tree tree{{"step", record.step()},
+            {"unix_seconds", static_cast<double>(record.unix_nanos()) * 1e-9},
+            {"outcome", Word(record.outcome())},
+            {"total_norm", Finite(record.total_norm())},
+            {"clip_coefficient", Finite(record.clip_coefficient())},
+            {"wait_seconds", record.wait_seconds()},
+            {"reduce_seconds", record.reduce_seconds()},
+            {"verdict_seconds", record.verdict_seconds()},
+            {"update_seconds", record.update_seconds()},
+            {"publish_seconds", record.publish_seconds()},
+            {"total_seconds", record.total_seconds()},
+            {"newton_schulz_calls", record.newton_schulz_calls()},
+            {"forms", record.forms()},
+            {"kernel", record.kernel()}};
+  if (record.code() != 0) tree["code"] = record.code();
+  if (!record.reason().empty()) tree["reason"] = record.reason();
+  return tree;
+}
+
+const std::vector<Column>& StepColumns() {
+  static const auto* const columns = new std::vector<Column>{
+      {"STEP", "step", Unit::kCount, 6},
+      {"TIME", "unix_seconds", Unit::kTimestamp, 19},
+      {"OUTCOME", "outcome", Unit::kText, 7},
+      {"NORM", "total_norm", Unit::kNumber, 9},
+      {"WAIT", "wait_seconds", Unit::kSeconds, 7},
+      {"REDUCE", "reduce_seconds", Unit::kSeconds, 7},
+      {"VERDICT", "verdict_seconds", Unit::kSeconds, 7},
+      {"UPDATE", "update_seconds", Unit::kSeconds, 7},
+      {"PUBLISH", "publish_seconds", Unit::kSeconds, 7},
+      {"TOTAL", "total_seconds", Unit::kSeconds, 7},
+      {"FORMS", "forms", Unit::kText, 0},
+      {"REASON", "reason", Unit::kText, 0},
+  };
+  return *columns;
+}
+
+}  // namespace dmuon::ctl
