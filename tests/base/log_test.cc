@@ -26,12 +26,14 @@ class LogTest : public ::testing::Test {
 };
 
 TEST_F(LogTest, TextIsOneLineOfTimeLevelEventAndFields) {
-  EXPECT_THAT(Written(LogLevel::kInfo, {{"job", "run-7"}, {"ranks", 2}}),
-              MatchesRegex("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z info session_ready job=run-7 ranks=2\n"));
+  EXPECT_THAT(
+      Written(LogLevel::kInfo, {{"job", "run-7"}, {"ranks", 2}}),
+      MatchesRegex("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z info session_ready job=run-7 ranks=2\n"));
 }
 
 TEST_F(LogTest, AValueCannotForgeASecondLineOrField) {
-  const std::string line = Written(LogLevel::kInfo, {{"job", "a\nb"}, {"path", "x y=\"z\""}, {"none", ""}});
+  const std::string line =
+      Written(LogLevel::kInfo, {{"job", "a\nb"}, {"path", "x y=\"z\""}, {"none", ""}});
   EXPECT_THAT(line, HasSubstr("job=\"a\\nb\" path=\"x y=\\\"z\\\"\" none=\"\"\n"));
 }
 

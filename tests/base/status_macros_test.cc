@@ -39,7 +39,8 @@ TEST(StatusMacros, AssignOrReturnMovesTheValueOrPassesTheErrorOn) {
 }
 
 TEST(StatusMacros, AnnotateKeepsTheCodeAndPutsTheContextFirst) {
-  const absl::Status status = Annotate(absl::InvalidArgumentError("expected 2, given 3"), "registering 'w'");
+  const absl::Status status =
+      Annotate(absl::InvalidArgumentError("expected 2, given 3"), "registering 'w'");
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(status.message(), "registering 'w': expected 2, given 3");
   EXPECT_TRUE(Annotate(absl::OkStatus(), "registering 'w'").ok());
