@@ -15,7 +15,7 @@ BUILD=$ROOT/build/dev
 # Object files are shared between checkouts and presets.
 export CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=1
 export PATH=$VENV/bin:$BUILD/bin:$PATH
-export PYTHONDONTWRITEBYTECODE=1
+export PYTHONPATH=$BUILD/python PYTHONDONTWRITEBYTECODE=1
 
 say() { printf '%s: %s\n' "$(basename "$0" .sh)" "$*"; }
 die() {

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from typing import ClassVar
 
 try:
     import kubernetes_validate
@@ -65,7 +66,7 @@ class SystemdUnit(unittest.TestCase):
 
 
 class DaemonSet(unittest.TestCase):
-    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes/daemonset.yaml").read_text()))
+    documents: ClassVar[list] = list(yaml.safe_load_all((DEPLOY / "kubernetes/daemonset.yaml").read_text()))
 
     def pod(self) -> dict:
         return next(d for d in self.documents if d["kind"] == "DaemonSet")["spec"]["template"]["spec"]
