@@ -48,7 +48,7 @@ struct LookaheadArgs {
 };
 
 // The commit of a muon parameter (or of one block of it), in one pass over memory:
-// M = mu M + c G;  W = W (1 - decay) - scale O;  and the published copy, if given, is W rounded to `dtype`.
+// M = mu M + c G;  W = W (1 - decay) - scale O;  and the published copy, if given, is W rounded.
 struct MuonCommitArgs {
   float* momentum = nullptr;
   const float* gradient = nullptr;
@@ -57,8 +57,10 @@ struct MuonCommitArgs {
   int64_t count = 0;
   float mu = 0;
   float clip = 1;
-  float decay = 0;  // eta lambda
-  float scale = 0;  // eta s
+  float decay = 0;            // eta lambda
+  float scale = 0;            // eta s
+  void* published = nullptr;  // optional: W rounded to `published_dtype`
+  Dtype published_dtype = Dtype::kF32;
 };
 
 // PyTorch's AdamW with decoupled decay; `step` counts from 1.
@@ -72,12 +74,16 @@ struct AdamwArgs {
   int64_t step = 1;
 };
 
+class NewtonSchulz;
+struct NewtonSchulzOptions;
+
 class Backend {
  public:
-  virtual ~Backend() = default;
+  virtual ~Backend();
 
-  virtual absl::string_view name() const = 0;    // "cpu"
-  virtual std::string description() const = 0;   // "cpu: avx512_bf16 (own packed kernels), 2 threads"
+  virtual absl::string_view name() const = 0;  // "cpu"
+  virtual std::string description()
+      const = 0;  // "cpu: avx512_bf16 (own packed kernels), 2 threads"
 
   // Private memory, 256-byte aligned, zeroed. RESOURCE_EXHAUSTED when there is none.
   virtual absl::StatusOr<void*> Allocate(size_t bytes) = 0;
@@ -97,6 +103,11 @@ class Backend {
   virtual void Adamw(Stream stream, const AdamwArgs& args) = 0;
   // to = from rounded to nearest even in `dtype`.
   virtual void Publish(Stream stream, const float* from, Dtype dtype, void* to, int64_t count) = 0;
+
+  // The iteration on this device; callers use PlanNewtonSchulz (kernels/newton_schulz/newton_schulz.h), which validates
+  // first. A backend without one answers UNIMPLEMENTED.
+  virtual absl::StatusOr<std::unique_ptr<NewtonSchulz>> MakeNewtonSchulz(
+      const NewtonSchulzOptions& options, int64_t rows, int64_t cols);
 };
 
 // The explicit list of backends; contract tests run over it. "auto" takes the first that works on this machine and says

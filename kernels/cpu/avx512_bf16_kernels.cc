@@ -1,0 +1,48 @@
+// AVX-512 with the bf16 dot product: two bf16 products and their sum in fp32 a lane.
+#include "kernels/cpu/avx512_tiles.h"
+
+namespace dmuon::kernels::cpu {
+namespace {
+
+struct Bf16Step {
+  using Vec = __m512i;
+  static Vec Load(const void* from) { return _mm512_load_si512(from); }
+  static Vec Broadcast(const void* from) {
+    int pair;
+    __builtin_memcpy(&pair, from, sizeof(pair));
+    return _mm512_set1_epi32(pair);
+  }
+  static __m512 MultiplyAdd(__m512 c, Vec a, Vec b) {
+    return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
+  }
+};
+
+void MultiplyBf16(const void* a, const void* b, int64_t rows, float* acc, bool add) {
+  MultiplyTile<Bf16Step>(a, b, rows, acc, add);
+}
+
+constexpr KernelTable kTable = {
+    .name = "avx512_bf16",
+    .bf16_units = true,
+    .multiply_f32 = MultiplyF32,
+    .multiply_bf16 = MultiplyBf16,
+    .transpose = Transpose,
+    .combine_f32 = GenericCombineF32,
+    .combine_bf16 = GenericCombineBf16,
+    .pack_bf16 = GenericPackBf16,
+    .pack_bf16_rest = GenericPackBf16Rest,
+    .load_tile = GenericLoadTile,
+    .store_tile = GenericStoreTile,
+    .norm = GenericNorm,
+    .mean = GenericMean,
+    .lookahead = GenericLookahead,
+    .muon_commit = GenericMuonCommit,
+    .adamw = GenericAdamw,
+    .publish = GenericPublish,
+};
+
+}  // namespace
+
+const KernelTable& Avx512Bf16Kernels() { return kTable; }
+
+}  // namespace dmuon::kernels::cpu

@@ -1,0 +1,165 @@
+#include "kernels/cpu/cpu_backend.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "kernels/cpu/cpu_newton_schulz.h"
+#include "kernels/cpu/thread_pool.h"
+
+namespace dmuon::kernels {
+namespace {
+
+using cpu::KernelTable;
+using cpu::ThreadPool;
+
+constexpr size_t kAlignment = 256;
+constexpr size_t kHugePage = size_t{2} << 20;
+
+// Vector operations run in chunks of this many elements; sums over chunks are added in their order.
+constexpr int64_t kChunk = 1 << 15;
+constexpr int64_t kChunksAtOnce = 256;
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(const KernelTable& kernels, int threads) : kernels_(kernels), pool_(threads) {}
+
+  absl::string_view name() const override { return "cpu"; }
+  std::string description() const override {
+    return absl::StrCat("cpu: ", kernels_.name, " (own packed kernels), ", pool_.threads(),
+                        pool_.threads() == 1 ? " thread" : " threads");
+  }
+
+  absl::StatusOr<void*> Allocate(size_t bytes) override {
+    // Panels of large matrices span many pages; huge ones save the misses.
+    const size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
+    const size_t rounded = (std::max<size_t>(bytes, 1) + alignment - 1) / alignment * alignment;
+    void* memory = rounded < bytes ? nullptr : std::aligned_alloc(alignment, rounded);
+    if (memory == nullptr) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("cpu backend: no memory for ", bytes, " bytes"));
+    }
+    if (bytes >= kHugePage) madvise(memory, rounded, MADV_HUGEPAGE);
+    std::memset(memory, 0, rounded);
+    return memory;
+  }
+  void Free(void* memory) override { std::free(memory); }
+
+  absl::StatusOr<Stream> CreateStream() override { return Stream{}; }
+  void DestroyStream(Stream) override {}
+  absl::Status Synchronize(Stream) override { return absl::OkStatus(); }
+
+  void CopyToHost(Stream, void* host, const void* device, size_t bytes) override {
+    std::memcpy(host, device, bytes);
+  }
+  void CopyFromHost(Stream, void* device, const void* host, size_t bytes) override {
+    std::memcpy(device, host, bytes);
+  }
+
+  void MeanOverRanks(Stream, const MeanArgs& args) override {
+    ThreadPool::Lease lease(pool_);
+    double total = 0;
+    for (int64_t start = 0; start < args.count; start += kChunk * kChunksAtOnce) {
+      double sums[kChunksAtOnce];
+      const int64_t chunks = std::min(kChunksAtOnce, ChunksIn(args.count - start));
+      pool_.Run(chunks, [&](int64_t c) {
+        const int64_t from = start + c * kChunk;
+        sums[c] = kernels_.mean(args.inputs.data(), static_cast<int64_t>(args.inputs.size()),
+                                args.dtype, from, std::min(kChunk, args.count - from), args.divisor,
+                                args.accumulate, args.mean + from);
+      });
+      for (int64_t c = 0; c < chunks; ++c) total += sums[c];
+    }
+    if (args.square_sum != nullptr) *args.square_sum = total;
+  }
+
+  void Lookahead(Stream, const LookaheadArgs& args) override {
+    ForChunks(args.count, [&](int64_t from, int64_t count) {
+      kernels_.lookahead(args.momentum + from, args.gradient + from, args.update + from, count,
+                         args.mu, args.clip, args.nesterov);
+    });
+  }
+
+  void MuonCommit(Stream, const MuonCommitArgs& args) override {
+    ForChunks(args.count, [&](int64_t from, int64_t count) {
+      kernels_.muon_commit(args.momentum + from, args.gradient + from, args.weight + from,
+                           args.orthogonal + from, count, args.mu, args.clip, 1 - args.decay,
+                           args.scale);
+      // The chunk is still in the cache.
+      if (args.published != nullptr) {
+        kernels_.publish(
+            args.weight + from, args.published_dtype,
+            static_cast<std::byte*>(args.published) + from * ByteSize(args.published_dtype), count);
+      }
+    });
+  }
+
+  void Adamw(Stream, const AdamwArgs& args) override {
+    const double correction1 = 1 - std::pow(args.beta1, static_cast<double>(args.step));
+    const double correction2 = 1 - std::pow(args.beta2, static_cast<double>(args.step));
+    const cpu::AdamwScalars scalars = {
+        .keep = static_cast<float>(1 - args.lr * args.weight_decay),
+        .beta1_weight = static_cast<float>(1 - args.beta1),
+        .beta2 = static_cast<float>(args.beta2),
+        .beta2_weight = static_cast<float>(1 - args.beta2),
+        .correction2_sqrt = static_cast<float>(std::sqrt(correction2)),
+        .eps = static_cast<float>(args.eps),
+        .minus_step_size = static_cast<float>(-(args.lr / correction1)),
+    };
+    ForChunks(args.count, [&](int64_t from, int64_t count) {
+      kernels_.adamw(args.weight + from, args.exp_avg + from, args.exp_avg_sq + from,
+                     args.gradient + from, count, scalars);
+    });
+  }
+
+  void Publish(Stream, const float* from, Dtype dtype, void* to, int64_t count) override {
+    ForChunks(count, [&](int64_t start, int64_t n) {
+      kernels_.publish(from + start, dtype, static_cast<std::byte*>(to) + start * ByteSize(dtype),
+                       n);
+    });
+  }
+
+  absl::StatusOr<std::unique_ptr<NewtonSchulz>> MakeNewtonSchulz(const NewtonSchulzOptions& options,
+                                                                 int64_t rows,
+                                                                 int64_t cols) override {
+    return cpu::PlanOnCpu(kernels_, pool_, options, rows, cols);
+  }
+
+ private:
+  static int64_t ChunksIn(int64_t count) { return (count + kChunk - 1) / kChunk; }
+
+  template <typename Body>
+  void ForChunks(int64_t count, const Body& body) {
+    ThreadPool::Lease lease(pool_);
+    pool_.Run(ChunksIn(count), [&](int64_t c) {
+      const int64_t from = c * kChunk;
+      body(from, std::min(kChunk, count - from));
+    });
+  }
+
+  const KernelTable& kernels_;
+  ThreadPool pool_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(const CpuBackendOptions& options) {
+  constexpr int kMaxThreads = 1024;
+  if (options.threads < 1 || options.threads > kMaxThreads) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cpu threads: expected 1 to ", kMaxThreads, ", given ", options.threads));
+  }
+  std::string kernel = options.kernel;
+  const char* forced = std::getenv("DMUON_CPU_KERNEL");
+  if (kernel.empty() && forced != nullptr) kernel = forced;
+  ASSIGN_OR_RETURN(const KernelTable* kernels, cpu::FindKernels(kernel));
+  return std::make_unique<CpuBackend>(*kernels, options.threads);
+}
+
+}  // namespace dmuon::kernels

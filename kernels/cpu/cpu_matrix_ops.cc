@@ -1,0 +1,209 @@
+#include "kernels/cpu/cpu_matrix_ops.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+namespace dmuon::kernels::cpu {
+namespace {
+
+constexpr int kTileFloats = kTile * kTile;
+constexpr double kNormEpsilon = 1e-7;
+
+struct alignas(64) Tile {
+  float values[kTileFloats];
+};
+
+}  // namespace
+
+RunLayout::RunLayout(int64_t rows, int64_t cols, Precision precision, int symmetric_slots,
+                     bool apply_in_between)
+    : rows(rows),
+      cols(cols),
+      transposed(rows > cols),
+      m(std::min(rows, cols)),
+      n(std::max(rows, cols)),
+      precision(precision),
+      symmetric_slots(symmetric_slots),
+      col_buffers(apply_in_between ? 2 : 1) {
+  const Dtype x = precision == Precision::kF32 ? Dtype::kF32 : Dtype::kBF16;
+  row_panels = {x, BlocksFor(m), BlocksFor(n)};
+  col_panels = {x, BlocksFor(n), BlocksFor(m)};
+  symmetric = {precision == Precision::kBf16 ? Dtype::kBF16 : Dtype::kF32, BlocksFor(m),
+               BlocksFor(m)};
+  if (precision == Precision::kMixed) rounded = {Dtype::kBF16, BlocksFor(m), BlocksFor(m)};
+  bytes = row_panels.bytes() + col_buffers * col_panels.bytes() +
+          symmetric_slots * symmetric.bytes() + rounded.bytes();
+}
+
+CpuMatrixOps::CpuMatrixOps(const KernelTable& kernels, ThreadPool& pool, const RunLayout& layout,
+                           void* workspace, float* out)
+    : kernels_(kernels), pool_(pool), layout_(layout), out_(out) {
+  std::byte* next = static_cast<std::byte*>(workspace);
+  const auto place = [&next](const PanelShape& shape) {
+    const Panels panels{next, shape};
+    next += shape.bytes();
+    return panels;
+  };
+  rows_ = place(layout.row_panels);
+  for (int i = 0; i < layout.col_buffers; ++i) cols_[i] = place(layout.col_panels);
+  for (int i = 0; i < layout.symmetric_slots; ++i) slots_[i] = place(layout.symmetric);
+  rounded_ = place(layout.rounded);
+}
+
+CpuMatrixOps::Scale CpuMatrixOps::ScaleOf(const float* in) const {
+  // Partial sums over fixed chunks, added in order: the bits do not depend on threads.
+  constexpr int64_t kChunk = 1 << 15;
+  constexpr int64_t kChunks = 256;
+  const int64_t count = layout_.rows * layout_.cols;
+  double square_sum = 0;
+  float magnitude = 0;
+  for (int64_t start = 0; start < count; start += kChunk * kChunks) {
+    double sums[kChunks];
+    float magnitudes[kChunks];
+    const int64_t chunks = std::min(kChunks, (count - start + kChunk - 1) / kChunk);
+    pool_.Run(chunks, [&](int64_t c) {
+      const int64_t from = start + c * kChunk;
+      kernels_.norm(in + from, std::min(kChunk, count - from), &sums[c], &magnitudes[c]);
+    });
+    for (int64_t c = 0; c < chunks; ++c) {
+      square_sum += sums[c];
+      magnitude = std::max(magnitude, magnitudes[c]);
+    }
+  }
+  if (square_sum == 0) return {0, 0, true};
+  // U / mx / (||U / mx|| + 1e-7) = U * power * rest, so that nothing leaves the range of fp32 on the way. Squares of
+  // any fp32 fit in float64, so the norm needs no scaling by mx.
+  const double scale = 1 / (std::sqrt(square_sum) + kNormEpsilon * magnitude);
+  int exponent;
+  std::frexp(magnitude, &exponent);
+  const double power = std::ldexp(1.0, std::clamp(-exponent, -126, 126));
+  return {static_cast<float>(power), static_cast<float>(scale / power), false};
+}
+
+bool CpuMatrixOps::Load(const float* in) {
+  const Scale scale = ScaleOf(in);
+  if (scale.zero) return false;
+  const int64_t row_blocks = BlocksFor(layout_.rows), col_blocks = BlocksFor(layout_.cols);
+  constexpr int64_t kBlocksPerPiece = 8;
+  const int64_t pieces_per_row = (col_blocks + kBlocksPerPiece - 1) / kBlocksPerPiece;
+  pool_.Run(row_blocks * pieces_per_row, [&](int64_t piece) {
+    const int64_t i = piece / pieces_per_row;
+    const int64_t first = piece % pieces_per_row * kBlocksPerPiece;
+    for (int64_t j = first; j < std::min(first + kBlocksPerPiece, col_blocks); ++j) {
+      Tile tile, transposed;
+      kernels_.load_tile(in + i * kTile * layout_.cols + j * kTile, layout_.cols,
+                         static_cast<int>(std::min<int64_t>(kTile, layout_.rows - i * kTile)),
+                         static_cast<int>(std::min<int64_t>(kTile, layout_.cols - j * kTile)),
+                         scale.power, scale.rest, tile.values);
+      kernels_.transpose(tile.values, transposed.values);
+      if (layout_.transposed) {
+        PackTile(j, i, transposed.values, tile.values);
+      } else {
+        PackTile(i, j, tile.values, transposed.values);
+      }
+    }
+  });
+  return true;
+}
+
+void CpuMatrixOps::PackTile(int64_t i, int64_t j, const float* tile, const float* transposed) {
+  if (layout_.row_panels.dtype == Dtype::kF32) {
+    std::memcpy(cols_[0].f32(i, j), tile, sizeof(Tile));
+    std::memcpy(rows_.f32(j, i), transposed, sizeof(Tile));
+  } else {
+    kernels_.pack_bf16(tile, cols_[0].bf16(i, j));
+    kernels_.pack_bf16(transposed, rows_.bf16(j, i));
+  }
+}
+
+void CpuMatrixOps::Combine(const float* tile, float alpha, const Panels& e, int64_t i, int64_t j,
+                           float beta, float* to) const {
+  if (e.shape.dtype == Dtype::kF32) {
+    kernels_.combine_f32(tile, alpha, e.f32(i, j), beta, to);
+  } else {
+    kernels_.combine_bf16(tile, alpha, e.bf16(i, j), beta, to);
+  }
+}
+
+void CpuMatrixOps::StoreSymmetric(const Panels& to, int64_t i, int64_t j, float* tile) const {
+  Tile mirrored;
+  kernels_.transpose(tile, mirrored.values);
+  if (i == j) kernels_.combine_f32(tile, 0.5f, mirrored.values, 0.5f, tile);
+  if (to.shape.dtype == Dtype::kF32) {
+    std::memcpy(to.f32(i, j), tile, sizeof(Tile));
+    if (i != j) std::memcpy(to.f32(j, i), mirrored.values, sizeof(Tile));
+  } else {
+    kernels_.pack_bf16(tile, to.bf16(i, j));
+    if (i != j) kernels_.pack_bf16(mirrored.values, to.bf16(j, i));
+  }
+}
+
+void CpuMatrixOps::Gram(int r) {
+  Product product;
+  product.terms[0] = {rows_, rows_};
+  product.symmetric = true;
+  RunProduct(kernels_, pool_, product,
+             [&](int64_t i, int64_t j, float* tile) { StoreSymmetric(slots_[r], i, j, tile); });
+}
+
+void CpuMatrixOps::Multiply(int out, double alpha, int left, int right, double beta, int e) {
+  Product product;
+  product.terms[0] = {slots_[left], slots_[right]};
+  product.symmetric = true;
+  RunProduct(kernels_, pool_, product, [&](int64_t i, int64_t j, float* tile) {
+    Combine(tile, static_cast<float>(alpha), slots_[e], i, j, static_cast<float>(beta), tile);
+    StoreSymmetric(slots_[out], i, j, tile);
+  });
+}
+
+void CpuMatrixOps::AddIdentity(int out, int z, double a) {
+  // The identity goes on over the padding, where every other matrix is zero.
+  const PanelShape& shape = layout_.symmetric;
+  pool_.Run(shape.panels, [&](int64_t j) {
+    std::memcpy(slots_[out].panel(j), slots_[z].panel(j), shape.blocks * shape.block_bytes());
+    float* block = slots_[out].f32(j, j);
+    for (int i = 0; i < kTile; ++i) block[i * kTile + i] += static_cast<float>(a);
+  });
+}
+
+Panels CpuMatrixOps::Rounded(int q) {
+  if (layout_.precision != Precision::kMixed) return slots_[q];
+  pool_.Run(rounded_.shape.panels, [&](int64_t j) {
+    for (int64_t i = 0; i < rounded_.shape.blocks; ++i)
+      kernels_.pack_bf16(slots_[q].f32(i, j), rounded_.bf16(i, j));
+  });
+  return rounded_;
+}
+
+void CpuMatrixOps::StoreOutput(int64_t i, int64_t j, const float* tile) const {
+  Tile transposed;
+  if (layout_.transposed) {
+    kernels_.transpose(tile, transposed.values);
+    tile = transposed.values;
+    std::swap(i, j);
+  }
+  kernels_.store_tile(tile, out_ + i * kTile * layout_.cols + j * kTile, layout_.cols,
+                      static_cast<int>(std::min<int64_t>(kTile, layout_.rows - i * kTile)),
+                      static_cast<int>(std::min<int64_t>(kTile, layout_.cols - j * kTile)));
+}
+
+void CpuMatrixOps::Apply(int q, double a, bool last) {
+  Product product;
+  product.terms[0] = {Rounded(q), cols_[0]};
+  const Panels old = cols_[0];
+  if (!last) std::swap(cols_[0], cols_[1]);
+  RunProduct(kernels_, pool_, product, [&](int64_t i, int64_t j, float* tile) {
+    if (a != 0) Combine(tile, 1, old, i, j, static_cast<float>(a), tile);
+    if (last) {
+      StoreOutput(i, j, tile);
+    } else {
+      Tile transposed;
+      kernels_.transpose(tile, transposed.values);
+      PackTile(i, j, tile, transposed.values);
+    }
+  });
+}
+
+}  // namespace dmuon::kernels::cpu

@@ -1,0 +1,311 @@
+// The inner loops in plain C++, for the compiler to vectorise with the flags of the file that includes this.
+//
+// Everything is in an unnamed namespace on purpose: each including file gets its own copy, compiled for its own
+// instruction set. Contraction to FMA is off in these files, so that all instruction sets round alike; where a fused
+// multiply-add is meant it is written out.
+#ifndef DMUON_KERNELS_CPU_GENERIC_KERNELS_H_
+#define DMUON_KERNELS_CPU_GENERIC_KERNELS_H_
+
+#include <cstdint>
+
+#include "kernels/cpu/kernel_table.h"
+
+namespace dmuon::kernels::cpu {
+namespace {
+
+constexpr int kLanes = 16;
+
+inline uint32_t BitsOf(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof(bits));
+  return bits;
+}
+
+inline float FloatOf(uint32_t bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
+// x rounded to bf16, nearest even, in the upper half; a NaN stays one (quiet).
+inline uint32_t RoundedToBf16(float x) {
+  const uint32_t bits = BitsOf(x);
+  const uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  return x == x ? rounded : (bits | 0x00400000u);
+}
+
+inline float FromBf16(uint16_t x) { return FloatOf(static_cast<uint32_t>(x) << 16); }
+
+// fp16 to and from fp32 by integer arithmetic; all branches are selects, so it vectorises.
+inline float FromF16(uint16_t x) {
+  const uint32_t sign = static_cast<uint32_t>(x & 0x8000) << 16;
+  const uint32_t magnitude = x & 0x7fff;
+  // 2^112 moves the exponent bias from 15 to 127, for subnormals too.
+  const float scaled = FloatOf(magnitude << 13) * 0x1p112f;
+  const uint32_t bits = magnitude >= 0x7c00 ? 0x7f800000u | (magnitude << 13) : BitsOf(scaled);
+  return FloatOf(bits | sign);
+}
+
+inline uint16_t ToF16(float x) {
+  const uint32_t bits = BitsOf(x);
+  const uint32_t sign = (bits >> 16) & 0x8000;
+  const uint32_t magnitude = bits & 0x7fffffff;
+  // Below 2^-14: adding 0.5 puts the quantum 2^-24 at the last mantissa bit, and the addition rounds to nearest even.
+  const uint32_t subnormal = BitsOf(FloatOf(magnitude) + 0.5f) - BitsOf(0.5f);
+  const uint32_t normal = (magnitude + 0xfff + ((magnitude >> 13) & 1) - (112u << 23)) >> 13;
+  uint32_t half = magnitude < (113u << 23) ? subnormal : normal;
+  half = magnitude >= 0x477ff000u ? 0x7c00 : half;  // 65520 and above
+  half = magnitude > 0x7f800000u ? 0x7e00 : half;
+  return static_cast<uint16_t>(half | sign);
+}
+
+// ---------------------------------------------------------------------------------------------------------- tiles
+
+inline void GenericTranspose(const float* from, float* to) {
+  for (int i = 0; i < kTile; ++i) {
+    for (int j = 0; j < kTile; ++j) to[j * kTile + i] = from[i * kTile + j];
+  }
+}
+
+inline void GenericCombineF32(const float* __restrict acc, float alpha, const float* e, float beta,
+                              float* to) {
+  for (int i = 0; i < kTile * kTile; ++i) to[i] = alpha * acc[i] + beta * e[i];
+}
+
+inline void GenericCombineBf16(const float* __restrict acc, float alpha,
+                               const uint16_t* __restrict e, float beta, float* to) {
+  for (int i = 0; i < kTile; i += 2) {
+    for (int j = 0; j < kTile; ++j) {
+      uint32_t pair;
+      __builtin_memcpy(&pair, e + i * kTile + 2 * j, sizeof(pair));
+      to[i * kTile + j] = alpha * acc[i * kTile + j] + beta * FloatOf(pair << 16);
+      to[(i + 1) * kTile + j] =
+          alpha * acc[(i + 1) * kTile + j] + beta * FloatOf(pair & 0xffff0000u);
+    }
+  }
+}
+
+inline void GenericPackBf16(const float* __restrict tile, uint16_t* __restrict block) {
+  for (int i = 0; i < kTile; i += 2) {
+    for (int j = 0; j < kTile; ++j) {
+      const uint32_t low = RoundedToBf16(tile[i * kTile + j]) >> 16;
+      const uint32_t high = RoundedToBf16(tile[(i + 1) * kTile + j]) & 0xffff0000u;
+      const uint32_t pair = low | high;
+      __builtin_memcpy(block + i * kTile + 2 * j, &pair, sizeof(pair));
+    }
+  }
+}
+
+inline float RestAfterBf16(float x) { return x - FloatOf(RoundedToBf16(x) & 0xffff0000u); }
+
+inline void GenericPackBf16Rest(const float* __restrict tile, uint16_t* __restrict block) {
+  for (int i = 0; i < kTile; i += 2) {
+    for (int j = 0; j < kTile; ++j) {
+      const uint32_t low = RoundedToBf16(RestAfterBf16(tile[i * kTile + j])) >> 16;
+      const uint32_t high = RoundedToBf16(RestAfterBf16(tile[(i + 1) * kTile + j])) & 0xffff0000u;
+      const uint32_t pair = low | high;
+      __builtin_memcpy(block + i * kTile + 2 * j, &pair, sizeof(pair));
+    }
+  }
+}
+
+inline void GenericLoadTile(const float* from, int64_t stride, int rows, int cols, float s1,
+                            float s2, float* __restrict tile) {
+  if (cols == kTile) {
+    for (int i = 0; i < rows; ++i) {
+      for (int j = 0; j < kTile; ++j) tile[i * kTile + j] = from[i * stride + j] * s1 * s2;
+    }
+  } else {
+    for (int i = 0; i < rows; ++i) {
+      for (int j = 0; j < cols; ++j) tile[i * kTile + j] = from[i * stride + j] * s1 * s2;
+      for (int j = cols; j < kTile; ++j) tile[i * kTile + j] = 0;
+    }
+  }
+  for (int i = rows * kTile; i < kTile * kTile; ++i) tile[i] = 0;
+}
+
+inline void GenericStoreTile(const float* __restrict tile, float* to, int64_t stride, int rows,
+                             int cols) {
+  if (cols == kTile) {
+    for (int i = 0; i < rows; ++i) {
+      for (int j = 0; j < kTile; ++j) to[i * stride + j] = tile[i * kTile + j];
+    }
+    return;
+  }
+  for (int i = 0; i < rows; ++i) {
+    for (int j = 0; j < cols; ++j) to[i * stride + j] = tile[i * kTile + j];
+  }
+}
+
+// bf16 products on a processor without units for them: unpack to fp32, a stretch at a time.
+template <void (*kMultiplyF32)(const void*, const void*, int64_t, float*, bool)>
+void EmulatedMultiplyBf16(const void* a, const void* b, int64_t packed_rows, float* acc, bool add) {
+  constexpr int kStretch = 32;
+  alignas(64) float unpacked[2][2 * kStretch * kTile];
+  for (int64_t start = 0; start < packed_rows; start += kStretch) {
+    const int64_t rows = packed_rows - start < kStretch ? packed_rows - start : kStretch;
+    const uint16_t* const sides[2] = {static_cast<const uint16_t*>(a) + start * 2 * kTile,
+                                      static_cast<const uint16_t*>(b) + start * 2 * kTile};
+    for (int side = 0; side < 2; ++side) {
+      for (int64_t k = 0; k < rows; ++k) {
+        for (int j = 0; j < kTile; ++j) {
+          const uint16_t* pair = sides[side] + (k * kTile + j) * 2;
+          unpacked[side][2 * k * kTile + j] = FromBf16(pair[0]);
+          unpacked[side][(2 * k + 1) * kTile + j] = FromBf16(pair[1]);
+        }
+      }
+    }
+    kMultiplyF32(unpacked[0], unpacked[1], 2 * rows, acc, add || start > 0);
+  }
+  if (packed_rows == 0 && !add) {
+    for (int i = 0; i < kTile * kTile; ++i) acc[i] = 0;
+  }
+}
+
+// -------------------------------------------------------------------------------------------------------- vectors
+
+// The tree over lanes is the same everywhere.
+inline double SumOfLanes(const double (&lanes)[kLanes]) {
+  double sums[kLanes];
+  for (int i = 0; i < kLanes; ++i) sums[i] = lanes[i];
+  for (int width = kLanes / 2; width >= 1; width /= 2) {
+    for (int i = 0; i < width; ++i) sums[i] += sums[i + width];
+  }
+  return sums[0];
+}
+
+// Element i goes to lane i mod 16. The square of a float is exact in double, but for the ends of its range.
+struct SquareSum {
+  double lanes[kLanes] = {};
+
+  void Add(const float* x,
+           int64_t count) {  // REQUIRES: all calls but the last have count % 16 == 0
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const double value = x[i + lane];
+        lanes[lane] += value * value;
+      }
+    }
+    for (; i < count; ++i) {
+      const double value = x[i];
+      lanes[i % kLanes] += value * value;
+    }
+  }
+  double Total() const { return SumOfLanes(lanes); }
+};
+
+inline void GenericNorm(const float* x, int64_t count, double* square_sum, float* magnitude) {
+  SquareSum squares;
+  squares.Add(x, count);
+  *square_sum = squares.Total();
+  float largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const float size = __builtin_fabsf(x[i]);
+    largest = size > largest ? size : largest;
+  }
+  *magnitude = largest;
+}
+
+template <typename T, float (*kConvert)(T)>
+inline void AddInput(const void* input, int64_t offset, int64_t count, bool first,
+                     float* __restrict sum) {
+  const T* x = static_cast<const T*>(input) + offset;
+  if (first) {
+    for (int64_t i = 0; i < count; ++i) sum[i] = kConvert(x[i]);
+  } else {
+    for (int64_t i = 0; i < count; ++i) sum[i] += kConvert(x[i]);
+  }
+}
+
+inline float Same(float x) { return x; }
+
+inline double GenericMean(const void* const* inputs, int64_t input_count, Dtype dtype,
+                          int64_t offset, int64_t count, float divisor, bool accumulate,
+                          float* mean) {
+  constexpr int64_t kStretch = 512;  // the sum over ranks stays in the first-level cache
+  alignas(64) float sum[kStretch];
+  SquareSum squares;
+  for (int64_t start = 0; start < count; start += kStretch) {
+    const int64_t n = count - start < kStretch ? count - start : kStretch;
+    for (int64_t r = 0; r < input_count; ++r) {
+      if (dtype == Dtype::kF32) {
+        AddInput<float, Same>(inputs[r], offset + start, n, r == 0, sum);
+      } else if (dtype == Dtype::kBF16) {
+        AddInput<uint16_t, FromBf16>(inputs[r], offset + start, n, r == 0, sum);
+      } else {
+        AddInput<uint16_t, FromF16>(inputs[r], offset + start, n, r == 0, sum);
+      }
+    }
+    if (input_count == 0) {
+      for (int64_t i = 0; i < n; ++i) sum[i] = 0;
+    }
+    float* out = mean + start;
+    if (accumulate) {
+      for (int64_t i = 0; i < n; ++i) out[i] = out[i] + sum[i] / divisor;
+    } else {
+      for (int64_t i = 0; i < n; ++i) out[i] = sum[i] / divisor;
+    }
+    squares.Add(out, n);
+  }
+  return squares.Total();
+}
+
+inline void GenericLookahead(const float* momentum, const float* gradient, float* update,
+                             int64_t count, float mu, float clip, bool nesterov) {
+  if (nesterov) {
+    for (int64_t i = 0; i < count; ++i) {
+      const float g = clip * gradient[i];
+      const float m = mu * momentum[i] + g;
+      update[i] = g + mu * m;
+    }
+  } else {
+    for (int64_t i = 0; i < count; ++i) update[i] = mu * momentum[i] + clip * gradient[i];
+  }
+}
+
+inline void GenericMuonCommit(float* momentum, const float* gradient, float* weight,
+                              const float* orthogonal, int64_t count, float mu, float clip,
+                              float keep, float scale) {
+  for (int64_t i = 0; i < count; ++i) {
+    momentum[i] = mu * momentum[i] + clip * gradient[i];
+    weight[i] = weight[i] * keep - scale * orthogonal[i];
+  }
+}
+
+// In torch's order of operations (its single-tensor AdamW): decay, lerp, mul + addcmul, sqrt / correction + eps,
+// addcdiv.
+inline void GenericAdamw(float* weight, float* exp_avg, float* exp_avg_sq, const float* gradient,
+                         int64_t count, const AdamwScalars& s) {
+  // lerp takes the form that is exact at the nearer end.
+  const bool near_start = __builtin_fabsf(s.beta1_weight) < 0.5f;
+  const float lerp_weight = near_start ? s.beta1_weight : s.beta1_weight - 1;
+  for (int64_t i = 0; i < count; ++i) {
+    const float g = gradient[i];
+    const float m = __builtin_fmaf(lerp_weight, g - exp_avg[i], near_start ? exp_avg[i] : g);
+    const float v = exp_avg_sq[i] * s.beta2 + s.beta2_weight * g * g;
+    const float denominator = __builtin_sqrtf(v) / s.correction2_sqrt + s.eps;
+    weight[i] = weight[i] * s.keep + s.minus_step_size * m / denominator;
+    exp_avg[i] = m;
+    exp_avg_sq[i] = v;
+  }
+}
+
+inline void GenericPublish(const float* from, Dtype dtype, void* to, int64_t count) {
+  if (dtype == Dtype::kF32) {
+    float* out = static_cast<float*>(to);
+    for (int64_t i = 0; i < count; ++i) out[i] = from[i];
+  } else if (dtype == Dtype::kBF16) {
+    uint16_t* out = static_cast<uint16_t*>(to);
+    for (int64_t i = 0; i < count; ++i)
+      out[i] = static_cast<uint16_t>(RoundedToBf16(from[i]) >> 16);
+  } else {
+    uint16_t* out = static_cast<uint16_t*>(to);
+    for (int64_t i = 0; i < count; ++i) out[i] = ToF16(from[i]);
+  }
+}
+
+}  // namespace
+}  // namespace dmuon::kernels::cpu
+
+#endif  // DMUON_KERNELS_CPU_GENERIC_KERNELS_H_

@@ -1,0 +1,61 @@
+// Any processor: 16-byte vectors, which are in the baseline of every 64-bit one.
+#include "kernels/cpu/generic_kernels.h"
+
+namespace dmuon::kernels::cpu {
+namespace {
+
+typedef float Vec __attribute__((vector_size(16)));
+constexpr int kRows = 4, kVecs = 2, kWidth = 4;  // a register tile is 4 x 8
+
+void MultiplyF32(const void* a, const void* b, int64_t rows, float* acc, bool add) {
+  for (int i = 0; i < kTile; i += kRows) {
+    for (int j = 0; j < kTile; j += kVecs * kWidth) {
+      const float* left = static_cast<const float*>(a) + i;
+      const float* right = static_cast<const float*>(b) + j;
+      Vec c[kRows][kVecs] = {};
+      for (int64_t k = 0; k < rows; ++k, left += kTile, right += kTile) {
+        Vec r[kVecs];
+        __builtin_memcpy(r, right, sizeof(r));
+#pragma GCC unroll 4
+        for (int row = 0; row < kRows; ++row) {
+          const float x = left[row];
+          c[row][0] += r[0] * x;
+          c[row][1] += r[1] * x;
+        }
+      }
+      for (int row = 0; row < kRows; ++row) {
+        float* to = acc + (i + row) * kTile + j;
+        Vec old[kVecs] = {};
+        if (add) __builtin_memcpy(old, to, sizeof(old));
+        for (int v = 0; v < kVecs; ++v) c[row][v] += old[v];
+        __builtin_memcpy(to, c[row], sizeof(old));
+      }
+    }
+  }
+}
+
+constexpr KernelTable kTable = {
+    .name = "portable",
+    .bf16_units = false,
+    .multiply_f32 = MultiplyF32,
+    .multiply_bf16 = EmulatedMultiplyBf16<MultiplyF32>,
+    .transpose = GenericTranspose,
+    .combine_f32 = GenericCombineF32,
+    .combine_bf16 = GenericCombineBf16,
+    .pack_bf16 = GenericPackBf16,
+    .pack_bf16_rest = GenericPackBf16Rest,
+    .load_tile = GenericLoadTile,
+    .store_tile = GenericStoreTile,
+    .norm = GenericNorm,
+    .mean = GenericMean,
+    .lookahead = GenericLookahead,
+    .muon_commit = GenericMuonCommit,
+    .adamw = GenericAdamw,
+    .publish = GenericPublish,
+};
+
+}  // namespace
+
+const KernelTable& PortableKernels() { return kTable; }
+
+}  // namespace dmuon::kernels::cpu

@@ -1,0 +1,128 @@
+// The launchers of the vector kernels: everything that touches memory once and is no matrix product. C++17 and free of
+// Abseil, because the CUDA compiler reads it. Each launcher enqueues on `stream` and returns the launch's own error; none
+// allocates, waits or uses the default stream. The formulas stand beside the kernels in the .cuh files.
+#ifndef DMUON_KERNELS_CUDA_LAUNCH_H_
+#define DMUON_KERNELS_CUDA_LAUNCH_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace dmuon::cuda {
+
+enum class Element : uint8_t { kF32 = 1, kBF16 = 2, kF16 = 3 };  // as dmuon::Dtype
+
+// The most inputs of one mean: ranks of one node. They travel as a kernel argument, of which there are 4 KiB.
+constexpr int kMaxInputs = 128;
+
+// The most blocks of a reduction, so the most partial results.
+constexpr int kMaxBlocks = 2048;
+
+// Private memory of one stream in which a reduction leaves its partial results. Operations of a stream run one after the
+// other, so one is enough. `ticket` is 0 between operations.
+struct ReductionScratch {
+  double* partials = nullptr;  // 2 x kMaxBlocks
+  unsigned* ticket = nullptr;
+};
+
+struct InputList {
+  const void* at[kMaxInputs] = {};
+  int count = 0;
+};
+
+struct MeanParams {
+  InputList inputs;
+  int64_t count = 0;
+  float divisor = 1;
+  float* mean = nullptr;
+  double* square_sum = nullptr;  // may be null
+  ReductionScratch scratch;
+};
+cudaError_t LaunchMean(cudaStream_t stream, const MeanParams& params, Element element,
+                       bool accumulate);
+
+struct LookaheadParams {
+  const float* momentum = nullptr;
+  const float* gradient = nullptr;
+  float* update = nullptr;
+  int64_t count = 0;
+  float mu = 0;
+  float clip = 1;
+};
+cudaError_t LaunchLookahead(cudaStream_t stream, const LookaheadParams& params, bool nesterov);
+
+struct MuonCommitParams {
+  float* momentum = nullptr;
+  const float* gradient = nullptr;
+  float* weight = nullptr;
+  const float* orthogonal = nullptr;
+  int64_t count = 0;
+  float mu = 0;
+  float clip = 1;
+  float keep = 1;  // 1 - decay
+  float scale = 0;
+};
+cudaError_t LaunchMuonCommit(cudaStream_t stream, const MuonCommitParams& params);
+
+// Scalars are prepared on the host in double, as PyTorch does, and rounded once.
+struct AdamwParams {
+  float* weight = nullptr;
+  float* exp_avg = nullptr;
+  float* exp_avg_sq = nullptr;
+  const float* gradient = nullptr;
+  int64_t count = 0;
+  float keep = 1;  // 1 - lr * weight_decay
+  float one_minus_beta1 = 0;
+  float beta2 = 0;
+  float one_minus_beta2 = 0;
+  float sqrt_correction2 = 1;  // sqrt(1 - beta2^step)
+  float eps = 0;
+  float step_size = 0;  // lr / (1 - beta1^step)
+};
+cudaError_t LaunchAdamw(cudaStream_t stream, const AdamwParams& params);
+
+cudaError_t LaunchPublish(cudaStream_t stream, const float* from, Element element, void* to,
+                          int64_t count);
+
+// How an input of Newton-Schulz is scaled, found on the device: x * power1 * power2 * factor. Two powers of two, because
+// one alone leaves the range of fp32 for inputs near 1e-38.
+struct Normalization {
+  float power1 = 0;
+  float power2 = 0;
+  float factor = 0;
+  float unused = 0;
+};
+
+// 2^exponent / (||in||_F + 1e-7 max|in|), or zeros for an input of zeros.
+cudaError_t LaunchNormalization(cudaStream_t stream, const float* in, int64_t count, int exponent,
+                                const ReductionScratch& scratch, Normalization* result);
+
+// A dense fp32 matrix and its place in a padded one of the iteration's element type.
+struct PaddedShape {
+  int64_t rows = 0, cols = 0;  // dense, row-major
+  int64_t padded_rows = 0,
+          padded_cols = 0;  // row-major; padded_cols is the leading dimension, a multiple of 8
+};
+// to = from scaled, zeros in the padding.
+cudaError_t LaunchNormalize(cudaStream_t stream, const float* from, const Normalization* by,
+                            const PaddedShape& shape, Element element, void* to);
+// to = from * scale, without the padding.
+cudaError_t LaunchUnpad(cudaStream_t stream, const void* from, Element element, float scale,
+                        const PaddedShape& shape, float* to);
+
+// The lower triangle (column-major; rows >= columns) of an order x order matrix, order a multiple of 64, copied onto the upper one.
+cudaError_t LaunchMirror(cudaStream_t stream, Element element, void* matrix, int64_t order);
+// The same, and shifted = scale * matrix + diagonal * identity.
+cudaError_t LaunchMirrorShift(cudaStream_t stream, Element element, void* matrix, float scale,
+                              float diagonal, void* shifted, int64_t order);
+
+// For the measurements of a plan: values in [-1, 1) that depend on seed and index only, and
+// result[0] = ||a - b||^2, result[1] = ||b||^2.
+cudaError_t LaunchFill(cudaStream_t stream, Element element, void* to, int64_t count,
+                       uint32_t seed);
+cudaError_t LaunchDistance(cudaStream_t stream, Element element, const void* a, const void* b,
+                           int64_t count, const ReductionScratch& scratch, double* result);
+
+}  // namespace dmuon::cuda
+
+#endif  // DMUON_KERNELS_CUDA_LAUNCH_H_

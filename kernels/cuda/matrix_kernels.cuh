@@ -1,0 +1,213 @@
+// The kernels around the matrix products of Newton-Schulz: normalise and cast, mirror a triangle, cast back.
+#ifndef DMUON_KERNELS_CUDA_MATRIX_KERNELS_CUH_
+#define DMUON_KERNELS_CUDA_MATRIX_KERNELS_CUH_
+
+#include "kernels/cuda/vector.cuh"
+
+namespace dmuon::cuda {
+
+// One pass for both norms. The squares are float64, whose range holds the square of every fp32 number, so dividing by the
+// largest magnitude first, as docs/numerics.md has it, is the same factor and needs no second pass.
+template <bool kAligned>
+__global__ void __launch_bounds__(kThreads)
+    NormalizationKernel(const float* in, int64_t count, int exponent, ReductionScratch scratch, Normalization* result) {
+  double squares = 0;
+  float max = 0;
+  for (int64_t tile = blockIdx.x; tile * kTile < count; tile += gridDim.x) {
+    Quad x[kQuads];
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) x[q] = LoadQuad<kAligned>(in, QuadIndex(tile, q), count);
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const double value = x[q].at[i];
+        squares += value * value;
+        max = fmaxf(max, fabsf(x[q].at[i]));
+      }
+    }
+  }
+  const double block_squares = BlockSum(squares);
+  const float block_max = BlockMax(max);
+  if (!LeavePartials(scratch, block_squares, block_max)) return;
+  const double sum = SumPartials(scratch.partials);
+  float largest = 0;
+  for (unsigned i = threadIdx.x; i < gridDim.x; i += kThreads) {
+    largest = fmaxf(largest, static_cast<float>(*static_cast<const volatile double*>(scratch.partials + kMaxBlocks + i)));
+  }
+  largest = BlockMax(largest);
+  if (threadIdx.x != 0) return;
+  Normalization n;
+  if (sum != 0) {  // NaN takes this branch, and goes through
+    const double factor = ldexp(1.0, exponent) / (sqrt(sum) + 1e-7 * static_cast<double>(largest));
+    // A NaN or zero factor has no exponent of use: leave it in `factor` alone.
+    const int power = factor > 0 && factor < 1e300 ? ilogb(factor) : 0;
+    n.power1 = static_cast<float>(ldexp(1.0, power / 2));
+    n.power2 = static_cast<float>(ldexp(1.0, power - power / 2));
+    n.factor = static_cast<float>(ldexp(factor, -power));
+  }
+  *result = n;
+}
+
+constexpr int kTileQuads = kThreads * kQuads;
+
+// A quad is four columns of one row; their number is below 2^32. Rows beyond shape.rows and columns beyond shape.cols are zeros.
+template <typename T, bool kAligned>
+__global__ void __launch_bounds__(kThreads)
+    NormalizeKernel(const float* from, const Normalization* by, const __grid_constant__ PaddedShape shape, T* to) {
+  const Normalization n = *by;
+  const uint32_t quads = static_cast<uint32_t>(shape.padded_cols / 4);
+  const int64_t total = shape.padded_rows * quads;
+  for (int64_t tile = blockIdx.x; tile * kTileQuads < total; tile += gridDim.x) {
+    Quad x[kQuads];
+#pragma unroll
+    for (int u = 0; u < kQuads; ++u) {
+      const int64_t quad = tile * kTileQuads + u * kThreads + threadIdx.x;
+      const int64_t row = static_cast<uint32_t>(quad) / quads;
+      x[u] = Quad{};
+      if (quad < total && row < shape.rows) {
+        x[u] = LoadQuad<kAligned>(from + row * shape.cols, (quad - row * quads) * 4, shape.cols);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kQuads; ++u) {
+      const int64_t quad = tile * kTileQuads + u * kThreads + threadIdx.x;
+      if (quad >= total) continue;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[u].at[i] = x[u].at[i] * n.power1 * n.power2 * n.factor;
+      StoreQuad<true>(to, quad * 4, total * 4, x[u]);
+    }
+  }
+}
+
+template <typename T, bool kAligned>
+__global__ void __launch_bounds__(kThreads)
+    UnpadKernel(const T* from, float scale, const __grid_constant__ PaddedShape shape, float* to) {
+  const uint32_t quads = static_cast<uint32_t>((shape.cols + 3) / 4);
+  const int64_t total = shape.rows * quads;
+  for (int64_t tile = blockIdx.x; tile * kTileQuads < total; tile += gridDim.x) {
+    Quad x[kQuads];
+#pragma unroll
+    for (int u = 0; u < kQuads; ++u) {
+      const int64_t quad = tile * kTileQuads + u * kThreads + threadIdx.x;
+      if (quad >= total) continue;
+      const int64_t row = static_cast<uint32_t>(quad) / quads;
+      x[u] = LoadQuad<true>(from + row * shape.padded_cols, (quad - row * quads) * 4, shape.padded_cols);
+    }
+#pragma unroll
+    for (int u = 0; u < kQuads; ++u) {
+      const int64_t quad = tile * kTileQuads + u * kThreads + threadIdx.x;
+      if (quad >= total) continue;
+      const int64_t row = static_cast<uint32_t>(quad) / quads;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[u].at[i] *= scale;
+      StoreQuad<kAligned>(to + row * shape.cols, (quad - row * quads) * 4, shape.cols, x[u]);
+    }
+  }
+}
+
+constexpr int kMirrorTile = 64;
+
+// One block a pair of tiles (row >= column), numbered along the triangle. In a diagonal tile only entries above the diagonal
+// are written and only those below it are read, so reads and writes never meet.
+template <typename T, bool kShift>
+__global__ void __launch_bounds__(kThreads)
+    MirrorKernel(T* matrix, int64_t order, float scale, float diagonal, T* shifted) {
+  __shared__ T tile[kMirrorTile][kMirrorTile + 2];
+  // blockIdx.x = row (row + 1) / 2 + column, column <= row; the root may be off by one through rounding.
+  const int64_t number = blockIdx.x;
+  int64_t row = static_cast<int64_t>((sqrtf(8.0f * static_cast<float>(number) + 1.0f) - 1.0f) / 2.0f);
+  while (row * (row + 1) / 2 > number) --row;
+  while ((row + 1) * (row + 2) / 2 <= number) ++row;
+  const int64_t col = number - row * (row + 1) / 2;
+  const int64_t row0 = row * kMirrorTile;
+  const int64_t col0 = col * kMirrorTile;
+
+  // Column-major: entry (r, c) is at c * order + r. Lanes run along r when reading, along c (rows of the mirror) when writing.
+  constexpr int kPacks = kMirrorTile / 4;
+  for (int pack = threadIdx.x; pack < kMirrorTile * kPacks; pack += kThreads) {
+    const int c = pack / kPacks;
+    const int r = pack % kPacks * 4;
+    const Packed<T> in = *reinterpret_cast<const Packed<T>*>(matrix + (col0 + c) * order + row0 + r);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) tile[c][r + i] = in.at[i];
+  }
+  __syncthreads();
+  for (int pack = threadIdx.x; pack < kMirrorTile * kPacks; pack += kThreads) {
+    // The mirrored entry (col0 + c .. c+3, row0 + r).
+    const int r = pack / kPacks;
+    const int c = pack % kPacks * 4;
+    Packed<T> out;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      out.at[i] = row0 + r >= col0 + c + i ? tile[c + i][r] : tile[r][c + i];
+    }
+    T* to = matrix + (row0 + r) * order + col0 + c;
+    if (row != col) {
+      *reinterpret_cast<Packed<T>*>(to) = out;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (c + i < r) to[i] = out.at[i];
+      }
+    }
+    if (kShift) {
+      Packed<T> sum;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float add = row0 + r == col0 + c + i ? diagonal : 0.0f;
+        sum.at[i] = FromFloat<T>(scale * ToFloat(out.at[i]) + add);
+      }
+      *reinterpret_cast<Packed<T>*>(shifted + (row0 + r) * order + col0 + c) = sum;
+    }
+  }
+  for (int pack = threadIdx.x; kShift && row != col && pack < kMirrorTile * kPacks; pack += kThreads) {
+    const int c = pack / kPacks;
+    const int r = pack % kPacks * 4;
+    Packed<T> sum;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum.at[i] = FromFloat<T>(scale * ToFloat(tile[c][r + i]));
+    *reinterpret_cast<Packed<T>*>(shifted + (col0 + c) * order + row0 + r) = sum;
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) FillKernel(T* to, int64_t count, uint32_t seed) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count;
+       i += static_cast<int64_t>(gridDim.x) * kThreads) {
+    uint32_t x = static_cast<uint32_t>(i) * 2654435761u ^ (static_cast<uint32_t>(i >> 32) + seed) * 2246822519u;
+    x ^= x >> 15;
+    x *= 2246822519u;
+    x ^= x >> 13;
+    x *= 3266489917u;
+    x ^= x >> 16;
+    to[i] = FromFloat<T>(static_cast<float>(x >> 8) * (1.0f / 8388608.0f) - 1.0f);
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    DistanceKernel(const T* a, const T* b, int64_t count, ReductionScratch scratch, double* result) {
+  double difference = 0;
+  double norm = 0;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count;
+       i += static_cast<int64_t>(gridDim.x) * kThreads) {
+    const double x = ToFloat(a[i]);
+    const double y = ToFloat(b[i]);
+    difference += (x - y) * (x - y);
+    norm += y * y;
+  }
+  const double block_difference = BlockSum(difference);
+  const double block_norm = BlockSum(norm);
+  if (!LeavePartials(scratch, block_difference, block_norm)) return;
+  const double all_difference = SumPartials(scratch.partials);
+  const double all_norm = SumPartials(scratch.partials + kMaxBlocks);
+  if (threadIdx.x == 0) {
+    result[0] = all_difference;
+    result[1] = all_norm;
+  }
+}
+
+}  // namespace dmuon::cuda
+
+#endif  // DMUON_KERNELS_CUDA_MATRIX_KERNELS_CUH_

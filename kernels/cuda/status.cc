@@ -1,0 +1,32 @@
+#include "kernels/cuda/status.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace dmuon::cuda {
+
+absl::Status ToStatus(cudaError_t error, absl::string_view doing) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  const std::string message =
+      absl::StrCat(doing, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error));
+  switch (error) {
+    case cudaErrorMemoryAllocation: return absl::ResourceExhaustedError(message);
+    case cudaErrorNoDevice:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorInvalidDevice:
+    case cudaErrorDevicesUnavailable:
+    case cudaErrorDeviceUnavailable:
+    case cudaErrorCompatNotSupportedOnDevice:
+    case cudaErrorSystemNotReady:
+    case cudaErrorSystemDriverMismatch: return absl::UnavailableError(message);
+    default: return absl::InternalError(message);
+  }
+}
+
+absl::Status ToStatus(cublasStatus_t error, absl::string_view doing) {
+  if (error == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
+  const std::string message = absl::StrCat(doing, ": ", cublasLtGetStatusName(error));
+  if (error == CUBLAS_STATUS_ALLOC_FAILED) return absl::ResourceExhaustedError(message);
+  return absl::InternalError(message);
+}
+
+}  // namespace dmuon::cuda

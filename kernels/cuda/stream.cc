@@ -1,0 +1,95 @@
+#include "kernels/cuda/stream.h"
+
+#include <cstring>
+
+#include "base/checked_math.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "kernels/cuda/status.h"
+
+namespace dmuon::cuda {
+namespace {
+
+constexpr size_t kStagingBytes = 256 << 10;
+constexpr size_t kLargestStagedCopy = 16 << 10;
+constexpr size_t kMostDeliveries = 4096;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<StreamState>> StreamState::Create(int device) {
+  auto state = std::unique_ptr<StreamState>(new StreamState(device));
+  RETURN_IF_ERROR(ToStatus(cudaSetDevice(device), "selecting the device"));
+  int least = 0;
+  int greatest = 0;
+  RETURN_IF_ERROR(
+      ToStatus(cudaDeviceGetStreamPriorityRange(&least, &greatest), "reading stream priorities"));
+  RETURN_IF_ERROR(
+      ToStatus(cudaStreamCreateWithPriority(&state->stream_, cudaStreamNonBlocking, greatest),
+               "creating a stream"));
+  const size_t partials = 2 * kMaxBlocks * sizeof(double);
+  ASSIGN_OR_RETURN(state->partials_, Buffer::Allocate(device, partials + sizeof(unsigned)));
+  state->scratch_.partials = state->partials_.as<double>();
+  state->scratch_.ticket = state->partials_.as<unsigned>(partials);
+  void* staging = nullptr;
+  RETURN_IF_ERROR(ToStatus(cudaHostAlloc(&staging, kStagingBytes, cudaHostAllocDefault),
+                           "allocating page-locked memory"));
+  state->staging_ = static_cast<char*>(staging);
+  state->deliveries_.reserve(kMostDeliveries);
+  return state;
+}
+
+StreamState::~StreamState() {
+  cudaError_t error = cudaSetDevice(device_);
+  if (stream_ != nullptr) {
+    (void)cudaStreamSynchronize(stream_);
+    if (error == cudaSuccess) error = cudaStreamDestroy(stream_);
+  }
+  if (staging_ != nullptr && error == cudaSuccess) error = cudaFreeHost(staging_);
+  if (error != cudaSuccess && error != cudaErrorCudartUnloading) {
+    Log(LogLevel::kWarning, "stream_not_destroyed",
+        {{"reason", ToStatus(error, "destroying a stream").message()}});
+  }
+}
+
+void StreamState::Note(cudaError_t error, absl::string_view doing) {
+  if (error != cudaSuccess && first_failure_.ok()) first_failure_ = ToStatus(error, doing);
+}
+
+void StreamState::Note(const absl::Status& status) {
+  if (first_failure_.ok()) first_failure_ = status;
+}
+
+char* StreamState::Stage(size_t bytes) {
+  if (bytes > kLargestStagedCopy || staged_ + bytes > kStagingBytes) return nullptr;
+  char* at = staging_ + staged_;
+  staged_ = AlignUp(staged_ + bytes, 16);
+  return at;
+}
+
+void StreamState::CopyToHost(void* host, const void* device, size_t bytes) {
+  char* staged = deliveries_.size() < kMostDeliveries ? Stage(bytes) : nullptr;
+  Note(cudaMemcpyAsync(staged != nullptr ? staged : host, device, bytes, cudaMemcpyDeviceToHost,
+                       stream_),
+       "copying to the host");
+  if (staged != nullptr) deliveries_.push_back({host, staged, bytes});
+}
+
+void StreamState::CopyFromHost(void* device, const void* host, size_t bytes) {
+  char* staged = Stage(bytes);
+  if (staged != nullptr) std::memcpy(staged, host, bytes);
+  Note(cudaMemcpyAsync(device, staged != nullptr ? staged : host, bytes, cudaMemcpyHostToDevice,
+                       stream_),
+       "copying from the host");
+}
+
+absl::Status StreamState::Synchronize() {
+  Note(cudaStreamSynchronize(stream_), "waiting for the stream");
+  if (first_failure_.ok()) {
+    for (const Delivery& d : deliveries_) std::memcpy(d.host, d.staged, d.bytes);
+  }
+  deliveries_.clear();
+  staged_ = 0;
+  return std::exchange(first_failure_, absl::OkStatus());
+}
+
+}  // namespace dmuon::cuda

@@ -1,0 +1,65 @@
+// What kernels::Stream::handle points to: a stream of the device with the private memory that its operations need, so that
+// no operation allocates. Used by one thread at a time, the slot's worker.
+#ifndef DMUON_KERNELS_CUDA_STREAM_H_
+#define DMUON_KERNELS_CUDA_STREAM_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "kernels/cuda/buffer.h"
+#include "kernels/cuda/launch.h"
+
+namespace dmuon::cuda {
+
+class StreamState {
+ public:
+  // A non-blocking stream of the highest priority the device offers: a step is on the trainer's way.
+  static absl::StatusOr<std::unique_ptr<StreamState>> Create(int device);
+  ~StreamState();
+  StreamState(const StreamState&) = delete;
+  StreamState& operator=(const StreamState&) = delete;
+
+  cudaStream_t get() const { return stream_; }
+  const ReductionScratch& scratch() const { return scratch_; }
+
+  // Keeps the first failure, for Synchronize. `doing` must be a literal.
+  void Note(cudaError_t error, absl::string_view doing);
+  void Note(const absl::Status& status);
+
+  // Small copies go through page-locked memory, so that they do not wait: a copy to pageable memory would.
+  void CopyToHost(void* host, const void* device, size_t bytes);
+  void CopyFromHost(void* device, const void* host, size_t bytes);
+
+  // Waits, hands out what CopyToHost promised, and returns and forgets the first failure since the last call.
+  absl::Status Synchronize();
+
+ private:
+  explicit StreamState(int device) : device_(device) {}
+  // `bytes` of page-locked memory until the next Synchronize; null when it is used up.
+  char* Stage(size_t bytes);
+
+  struct Delivery {
+    void* host;
+    const char* staged;
+    size_t bytes;
+  };
+
+  const int device_;
+  cudaStream_t stream_ = nullptr;
+  Buffer partials_;
+  ReductionScratch scratch_;
+  char* staging_ = nullptr;
+  size_t staged_ = 0;
+  std::vector<Delivery> deliveries_;  // capacity reserved; never grows
+  absl::Status first_failure_;
+};
+
+}  // namespace dmuon::cuda
+
+#endif  // DMUON_KERNELS_CUDA_STREAM_H_

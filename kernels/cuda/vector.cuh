@@ -1,0 +1,141 @@
+// What the vector kernels share: four elements at a time, tiles that a grid strides over, and sums in a fixed order.
+// Device code only, and plain enough to be compiled for the CPU by the tests: nothing here is an intrinsic that the test's
+// stand-in lacks.
+//
+// Which thread takes which element depends on the count alone, never on alignment or on the device, so that sums have the
+// same bits everywhere.
+#ifndef DMUON_KERNELS_CUDA_VECTOR_CUH_
+#define DMUON_KERNELS_CUDA_VECTOR_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/launch.h"
+
+namespace dmuon::cuda {
+
+constexpr int kThreads = 256;
+constexpr int kQuads = 4;  // of four elements each, that a thread takes from one tile: loads in flight
+constexpr int kTile = kThreads * kQuads * 4;
+
+inline unsigned BlocksFor(int64_t count) {
+  const int64_t tiles = (count + kTile - 1) / kTile;
+  return static_cast<unsigned>(tiles < 1 ? 1 : tiles < kMaxBlocks ? tiles : kMaxBlocks);
+}
+
+__device__ __forceinline__ float ToFloat(float x) { return x; }
+__device__ __forceinline__ float ToFloat(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float ToFloat(__half x) { return __half2float(x); }
+
+template <typename T>
+__device__ __forceinline__ T FromFloat(float x);
+template <>
+__device__ __forceinline__ float FromFloat<float>(float x) { return x; }
+template <>
+__device__ __forceinline__ __nv_bfloat16 FromFloat<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+template <>
+__device__ __forceinline__ __half FromFloat<__half>(float x) { return __float2half_rn(x); }
+
+struct Quad {
+  float at[4];
+};
+
+// Four elements as one load: 16 bytes of fp32, 8 of the 16-bit types.
+template <typename T>
+struct alignas(4 * sizeof(T)) Packed {
+  T at[4];
+};
+
+// Elements index .. index+3 of p; zeros beyond count.
+template <bool kAligned, typename T>
+__device__ __forceinline__ Quad LoadQuad(const T* p, int64_t index, int64_t count) {
+  Quad q;
+  if (kAligned && index + 4 <= count) {
+    const Packed<T> packed = *reinterpret_cast<const Packed<T>*>(p + index);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) q.at[i] = ToFloat(packed.at[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) q.at[i] = index + i < count ? ToFloat(p[index + i]) : 0.0f;
+  }
+  return q;
+}
+
+template <bool kAligned, typename T>
+__device__ __forceinline__ void StoreQuad(T* p, int64_t index, int64_t count, const Quad& q) {
+  if (kAligned && index + 4 <= count) {
+    Packed<T> packed;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) packed.at[i] = FromFloat<T>(q.at[i]);
+    *reinterpret_cast<Packed<T>*>(p + index) = packed;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (index + i < count) p[index + i] = FromFloat<T>(q.at[i]);
+    }
+  }
+}
+
+// The first element of quad q of this thread in a tile.
+__device__ __forceinline__ int64_t QuadIndex(int64_t tile, int q) {
+  return tile * kTile + (static_cast<int64_t>(q) * kThreads + threadIdx.x) * 4;
+}
+
+// The sum over the block, in thread 0. Every thread must call it; it ends with a barrier, so it may be called again.
+__device__ __forceinline__ double BlockSum(double value) {
+  __shared__ double warps[kThreads / 32];
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
+  __syncthreads();
+  double sum = 0;
+  if (threadIdx.x == 0) {
+    for (int w = 0; w < kThreads / 32; ++w) sum += warps[w];
+  }
+  __syncthreads();
+  return sum;
+}
+
+__device__ __forceinline__ float BlockMax(float value) {
+  __shared__ float warps[kThreads / 32];
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
+  __syncthreads();
+  float max = 0;
+  if (threadIdx.x == 0) {
+    for (int w = 0; w < kThreads / 32; ++w) max = fmaxf(max, warps[w]);
+  }
+  __syncthreads();
+  return max;
+}
+
+// Leaves this block's two values in the scratch; true in every thread of the block that comes last, which then finds all of
+// them there. The counter orders nothing but who does the final sum: the sum itself runs over the partials in their order.
+__device__ __forceinline__ bool LeavePartials(const ReductionScratch& scratch, double first, double second) {
+  __shared__ bool last;
+  if (threadIdx.x == 0) {
+    scratch.partials[blockIdx.x] = first;
+    scratch.partials[kMaxBlocks + blockIdx.x] = second;
+    __threadfence();
+    last = atomicAdd(scratch.ticket, 1u) == gridDim.x - 1;
+    if (last) *scratch.ticket = 0;
+  }
+  __syncthreads();
+  const bool mine = last;
+  __threadfence();
+  return mine;
+}
+
+// The sum of one column of partials, in thread 0.
+__device__ __forceinline__ double SumPartials(const double* partials) {
+  double sum = 0;
+  for (unsigned i = threadIdx.x; i < gridDim.x; i += kThreads) sum += *static_cast<const volatile double*>(partials + i);
+  return BlockSum(sum);
+}
+
+}  // namespace dmuon::cuda
+
+#endif  // DMUON_KERNELS_CUDA_VECTOR_CUH_

@@ -1,0 +1,63 @@
+#include "kernels/newton_schulz/newton_schulz.h"
+
+#include <atomic>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "kernels/newton_schulz/coefficients.h"
+#include "kernels/newton_schulz/restarts.h"
+
+namespace dmuon::kernels {
+namespace {
+
+constexpr int kMaxSteps = 100;
+
+bool IsPublished(absl::Span<const Coefficients> set) {
+  for (absl::Span<const Coefficients> known : {PolarExpress(), You(), Jordan()}) {
+    if (set.size() <= known.size() && known.subspan(0, set.size()) == set) return true;
+  }
+  return false;
+}
+
+// A published set that is cut short peaks above 1.5, by design of its authors: worth one line, not an error.
+void WarnOnceAboutPeak(double maximum, int steps) {
+  static std::atomic<bool> warned{false};
+  if (maximum <= 1.5 || warned.exchange(true)) return;
+  Log(LogLevel::kWarning, "newton_schulz_peak",
+      {{"steps", steps}, {"largest_singular_value", maximum}});
+}
+
+}  // namespace
+
+absl::Status Validate(const NewtonSchulzOptions& options) {
+  if (options.steps < 1 || options.steps >= kMaxSteps) {
+    return absl::InvalidArgumentError(absl::StrCat("Newton-Schulz steps: expected 1 to ",
+                                                   kMaxSteps - 1, ", given ", options.steps));
+  }
+  const std::vector<Coefficients> schedule = Schedule(options);
+  if (options.coefficients.empty() || IsPublished(options.coefficients)) {
+    WarnOnceAboutPeak(Maximum(schedule), options.steps);
+  } else {
+    // Without a dtype the backend chooses, and bf16 is the least forgiving of its choices.
+    RETURN_IF_ERROR(CheckSchedule(schedule, options.iteration_dtype.value_or(Dtype::kBF16)));
+  }
+  if (options.restarts.has_value()) {
+    RETURN_IF_ERROR(
+        CheckRestarts(schedule, *options.restarts, options.iteration_dtype.value_or(Dtype::kF32)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<NewtonSchulz>> PlanNewtonSchulz(Backend& backend,
+                                                               const NewtonSchulzOptions& options,
+                                                               int64_t rows, int64_t cols) {
+  RETURN_IF_ERROR(Validate(options));
+  if (rows < 1 || cols < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Newton-Schulz shape: expected at least 1 x 1, given ", rows, " x ", cols));
+  }
+  return backend.MakeNewtonSchulz(options, rows, cols);
+}
+
+}  // namespace dmuon::kernels

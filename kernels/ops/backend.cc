@@ -1,0 +1,32 @@
+#include "kernels/ops/backend.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/newton_schulz/newton_schulz.h"
+
+namespace dmuon::kernels {
+namespace {
+
+constexpr absl::string_view kNames[] = {"cpu"};
+
+}  // namespace
+
+Backend::~Backend() = default;
+
+absl::StatusOr<std::unique_ptr<NewtonSchulz>> Backend::MakeNewtonSchulz(const NewtonSchulzOptions&,
+                                                                        int64_t, int64_t) {
+  return absl::UnimplementedError(absl::StrCat("Newton-Schulz on backend '", name(), "'"));
+}
+
+absl::Span<const absl::string_view> BackendNames() { return kNames; }
+
+absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(absl::string_view name, int threads) {
+  if (name == "cpu" || name == "auto") return CreateCpuBackend({.threads = threads});
+  if (name == "cuda") return absl::UnimplementedError("backend 'cuda' is not built yet");
+  return absl::InvalidArgumentError(absl::StrCat("backend: expected auto or one of ",
+                                                 absl::StrJoin(BackendNames(), ", "), ", given '",
+                                                 name, "'"));
+}
+
+}  // namespace dmuon::kernels
