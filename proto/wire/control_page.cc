@@ -82,9 +82,8 @@ void ControlPage::SetPresent(uint32_t parameter) const {
                                                          std::memory_order_relaxed);
 }
 
-bool ControlPage::Present(uint32_t parameter) const {
-  return PresenceWords(base_, layout_)[parameter / 64].load(std::memory_order_relaxed) >>
-             (parameter % 64) & 1;
+uint64_t ControlPage::PresenceWord(uint32_t word) const {
+  return PresenceWords(base_, layout_)[word].load(std::memory_order_relaxed);
 }
 
 void ControlPage::ClearPresence() const {

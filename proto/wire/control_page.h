@@ -27,7 +27,7 @@ inline constexpr uint32_t kControlPageVersion = 1;
 inline constexpr uint32_t kMaxGroups = 64;
 inline constexpr uint32_t kMaxBoundaries = 1u << 16;
 inline constexpr uint32_t kMaxParameters = 1u << 16;
-inline constexpr uint32_t kReasonBytes = 960;
+inline constexpr uint32_t kReasonBytes = 952;
 
 // One optimizer group as it is for the coming step. Compared over the ranks in the verdict.
 struct GroupHyper {
@@ -59,10 +59,11 @@ enum VerdictFlags : uint32_t {
   kClipped = 1u << 2,
 };
 
-// The answer to a STEP. All fields are written before `generation`, which is written with release.
+// The answer to a STEP. All fields are written before `answered`, which is written with release.
 struct alignas(64) Verdict {
-  std::atomic<uint64_t> generation{0};  // of the STEP record that is answered
+  std::atomic<uint64_t> answered{0};  // STEP records of this trainer that were answered: wait for the number sent
   uint64_t step = 0;
+  uint64_t next_generation = 0;  // what the trainer collects from now on; the same on all ranks
   uint32_t code = 0;   // absl::StatusCode; `reason` says why when it is not OK
   uint32_t flags = 0;  // VerdictFlags
   double total_norm = 0;  // of the muon route's reduced gradients, 2-norm, before clipping
@@ -95,6 +96,7 @@ struct alignas(64) PageHeader {
   std::atomic<uint32_t> status{0};          // SessionStatus
   std::atomic<uint64_t> done_step{0};       // every boundary of this step is published
   std::atomic<uint64_t> prepared{0};        // generation of the last PREPARE that was answered
+  char failure[kReasonBytes] = {};          // why status is kFailed; written before it, NUL-terminated
   Verdict verdict;
 };
 
@@ -136,7 +138,7 @@ class ControlPage {
 
   // Presence bits. Set and cleared by the trainer; read by the daemon after STEP.
   void SetPresent(uint32_t parameter) const;
-  bool Present(uint32_t parameter) const;
+  uint64_t PresenceWord(uint32_t word) const;  // bits of parameters 64 word .. 64 word + 63
   void ClearPresence() const;
 
   // Trainer. One producer at a time. False when the ring is full: wait on the trainer's doorbell, then try again.

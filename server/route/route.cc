@@ -1,0 +1,44 @@
+#include "server/route/route.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace dmuon::server {
+
+float* Array(const ParameterState& state, StateKind kind) {
+  switch (kind) {
+    case StateKind::kWeight: return state.weight;
+    case StateKind::kMomentum: return state.momentum;
+    case StateKind::kExpAvg: return state.exp_avg;
+    case StateKind::kExpAvgSq: return state.exp_avg_sq;
+    case StateKind::kStep: return nullptr;
+  }
+  return nullptr;
+}
+
+int ArraysOf(Route route) { return route == Route::kMuon ? 3 : 4; }
+
+void Assign(Route route, int64_t numel, float* memory, ParameterState& state) {
+  state.weight = memory;
+  state.gradient = memory + numel;
+  if (route == Route::kMuon) {
+    state.momentum = memory + 2 * numel;
+  } else {
+    state.exp_avg = memory + 2 * numel;
+    state.exp_avg_sq = memory + 3 * numel;
+  }
+}
+
+absl::StatusOr<std::unique_ptr<Update>> MakeUpdate(kernels::Backend& backend,
+                                                   const Parameter& parameter,
+                                                   const OptimizerSpec& spec,
+                                                   ParameterState& state) {
+  switch (parameter.route) {
+    case Route::kMuon: return MakeMuon(backend, parameter, spec, state);
+    case Route::kAdamw: return MakeAdamw(backend, parameter, spec, state);
+    case Route::kShardedAdamw: break;
+  }
+  return absl::UnimplementedError(
+      absl::StrCat("route ", Name(parameter.route), " is not built yet"));
+}
+
+}  // namespace dmuon::server

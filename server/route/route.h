@@ -1,0 +1,71 @@
+// How one parameter is updated by its owner: the seam between a step and the optimizers.
+//
+// An update is planned once, when the session is configured. In a step, Compute reads state and reduced gradient and
+// writes only the workspace; Commit is the only writer of state. So a step that ends between two parameters leaves each
+// of them wholly at its old or wholly at its new version.
+#ifndef DMUON_SERVER_ROUTE_ROUTE_H_
+#define DMUON_SERVER_ROUTE_ROUTE_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kernels/ops/backend.h"
+#include "proto/wire/control_page.h"
+#include "server/parameter/parameter.h"
+#include "server/session/types.h"
+
+namespace dmuon::server {
+
+// The private memory of one parameter at its owner; fp32 arrays of numel elements. Null where the route has none.
+struct ParameterState {
+  float* weight = nullptr;    // W, the master
+  float* gradient = nullptr;  // G, the mean over ranks, summed over micros
+  float* momentum = nullptr;  // M
+  float* exp_avg = nullptr;
+  float* exp_avg_sq = nullptr;
+  int64_t adamw_steps = 0;    // updates so far
+  double* square_sum = nullptr;  // of G, one for each piece of its transfer
+};
+
+// The state array of this kind; null when the route has none.
+float* Array(const ParameterState& state, StateKind kind);
+
+// How many fp32 arrays of numel elements the route keeps, the gradient included.
+int ArraysOf(Route route);
+// Points the arrays of `state` into `memory`, ArraysOf(route) * numel floats.
+void Assign(Route route, int64_t numel, float* memory, ParameterState& state);
+
+struct UpdateInputs {
+  wire::GroupHyper hyper;
+  double clip_coefficient = 1;
+};
+
+class Update {
+ public:
+  virtual ~Update() = default;
+  virtual size_t workspace_bytes() const = 0;
+  virtual void Compute(kernels::Stream stream, const UpdateInputs& inputs, std::byte* workspace) = 0;
+  virtual void Commit(kernels::Stream stream, const UpdateInputs& inputs, const std::byte* workspace) = 0;
+  // Calls of Newton-Schulz in one Compute, and what each runs ("gram fp32"); 0 and "" where there are none.
+  virtual int newton_schulz_calls() const { return 0; }
+  virtual std::string kernel() const { return ""; }
+  virtual std::string form() const { return ""; }
+};
+
+// `state` and `backend` must outlive the update.
+absl::StatusOr<std::unique_ptr<Update>> MakeUpdate(kernels::Backend& backend, const Parameter& parameter,
+                                                   const OptimizerSpec& spec, ParameterState& state);
+
+// One line each in the list of MakeUpdate.
+absl::StatusOr<std::unique_ptr<Update>> MakeMuon(kernels::Backend& backend, const Parameter& parameter,
+                                                 const OptimizerSpec& spec, ParameterState& state);
+absl::StatusOr<std::unique_ptr<Update>> MakeAdamw(kernels::Backend& backend, const Parameter& parameter,
+                                                  const OptimizerSpec& spec, ParameterState& state);
+
+// The scale s of a muon update of an out x in block.
+double Scale(AdjustLr adjust, int64_t out, int64_t in);
+
+}  // namespace dmuon::server
+
+#endif  // DMUON_SERVER_ROUTE_ROUTE_H_

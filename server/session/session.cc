@@ -1,0 +1,585 @@
+#include "server/session/session.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "server/collective/local_communicator.h"
+#include "server/session/layout.h"
+#include "server/step/publish.h"
+#include "server/step/verdict.h"
+
+namespace dmuon::server {
+namespace {
+
+constexpr size_t kRememberedSteps = 1024;
+
+absl::Duration EffectiveTimeout(absl::Duration wanted, absl::Duration limit) {
+  return wanted <= absl::ZeroDuration() ? limit : std::min(wanted, limit);
+}
+
+std::string FormsText(const std::vector<std::unique_ptr<Worker>>& workers) {
+  int gram = 0, direct = 0;
+  for (const auto& w : workers) {
+    gram += w->forms().gram;
+    direct += w->forms().direct;
+  }
+  return absl::StrFormat("gram %d, direct %d", gram, direct);
+}
+
+std::string KernelText(const std::vector<std::unique_ptr<Worker>>& workers) {
+  for (const auto& w : workers) {
+    if (!w->forms().kernel.empty()) return w->forms().kernel;
+  }
+  return "";
+}
+
+bool SameNewtonSchulz(const kernels::NewtonSchulzOptions& a, const kernels::NewtonSchulzOptions& b) {
+  return a.form == b.form && a.steps == b.steps && a.coefficients == b.coefficients &&
+         a.restarts == b.restarts && a.iteration_dtype == b.iteration_dtype &&
+         a.deterministic == b.deterministic;
+}
+
+// The first thing in which two ranks' optimizers differ; empty when there is none.
+std::string FirstDifference(const ParameterTable& table, const OptimizerSpec& a,
+                            const OptimizerSpec& b) {
+  if (a.groups != b.groups) return "groups (number, names or routes)";
+  for (size_t p = 0; p < a.parameters.size() && p < b.parameters.size(); ++p) {
+    if (!(a.parameters[p] == b.parameters[p])) {
+      return absl::StrFormat("dtypes or group of '%s'", table.parameters[p].name);
+    }
+  }
+  if (!SameNewtonSchulz(a.newton_schulz, b.newton_schulz)) return "Newton-Schulz options";
+  if (a.nesterov != b.nesterov) return "nesterov";
+  if (a.adjust_lr != b.adjust_lr) return "adjust_lr";
+  if (a.nonfinite != b.nonfinite) return "nonfinite";
+  return "";
+}
+
+}  // namespace
+
+Session::Session(SessionId id, uid_t uid, const OpenSpec& first, kernels::Backend& backend,
+                 Limits limits)
+    : id_(id),
+      uid_(uid),
+      limits_(limits),
+      reshard_after_forward_(first.reshard_after_forward),
+      formation_timeout_(EffectiveTimeout(first.formation_timeout, limits.formation_timeout)),
+      placement_(Place(first.table, first.mesh, Costs(first.table))),
+      context_(first.job, backend),
+      ranks_(first.mesh.world_size()),
+      opening_(first.mesh.world_size()),
+      configuring_(first.mesh.world_size()),
+      registering_(first.mesh.world_size()) {
+  context_.table = first.table;
+  context_.mesh = first.mesh;
+  context_.z3 = first.reshard_after_forward;
+  context_.table_digest = Digest(first.table);
+  context_.step_timeout = limits.step_timeout;
+  context_.plan = MakePlan(first.table, first.mesh, placement_);
+}
+
+Session::~Session() {
+  // All workers are told before any is waited for: they may be waiting for each other.
+  for (const auto& worker : workers_) worker->Stop();
+}
+
+// ---- the collective calls ----------------------------------------------------------------------------------------
+
+absl::Status Session::Gather(Gathering& gathering, int rank, absl::Time deadline,
+                             absl::string_view what, absl::FunctionRef<absl::Status()> complete) {
+  if (!failure_.ok()) return failure_;
+  if (gathering.here[rank]) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("session '%s': rank %d has already called %s", name(), rank, what));
+  }
+  gathering.here[rank] = true;
+  if (++gathering.came == context_.slots()) {
+    mu_.Unlock();  // takes memory and time; nobody else is in this gathering's way
+    const absl::Status status = complete();
+    mu_.Lock();
+    gathering.done = true;
+    gathering.status = status;
+    if (!status.ok()) return FailLocked(status);
+    return failure_;
+  }
+  const auto over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return gathering.done || !failure_.ok();
+  };
+  if (!mu_.AwaitWithDeadline(absl::Condition(&over), deadline)) {
+    std::vector<int> missing;
+    for (int r = 0; r < context_.slots(); ++r) {
+      if (!gathering.here[r]) missing.push_back(r);
+    }
+    if (!missing.empty()) {
+      return FailLocked(absl::DeadlineExceededError(absl::StrFormat(
+          "session '%s': %s: rank(s) %s did not come within %s (%d of %d came)", name(), what,
+          absl::StrJoin(missing, ", "), absl::FormatDuration(formation_timeout_), gathering.came,
+          context_.slots())));
+    }
+    mu_.Await(absl::Condition(&over));  // all are here; the last one is at work
+  }
+  return failure_.ok() ? gathering.status : failure_;
+}
+
+absl::Status Session::CheckSame(const OpenSpec& spec) const {
+  const auto mismatch = [&](const std::string& what) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "session '%s': rank %d differs from the rank that came first: %s", name(), spec.rank, what));
+  };
+  if (!(spec.mesh == context_.mesh)) {
+    return mismatch(absl::StrFormat("mesh: expected %d x %d x %d, got %d x %d x %d",
+                                    context_.mesh.replicate, context_.mesh.shard, context_.mesh.tp,
+                                    spec.mesh.replicate, spec.mesh.shard, spec.mesh.tp));
+  }
+  if (spec.reshard_after_forward != reshard_after_forward_) {
+    return mismatch(absl::StrFormat("reshard_after_forward: expected %v, got %v",
+                                    reshard_after_forward_, spec.reshard_after_forward));
+  }
+  if (Digest(spec.table) != context_.table_digest) {
+    return mismatch(server::FirstDifference(context_.table, spec.table));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Opened> Session::Open(const Trainer& trainer, const OpenSpec& spec) {
+  const absl::Status same = CheckSame(spec);
+  absl::MutexLock lock(&mu_);
+  if (!failure_.ok()) return failure_;
+  if (same.ok()) {
+    Rank& rank = ranks_[spec.rank];
+    if (rank.came) {
+      return absl::AlreadyExistsError(absl::StrFormat(
+          "session '%s': rank %d is attached already, by process %d", name(), spec.rank,
+          rank.trainer.pid));
+    }
+    rank = {trainer, true, true};
+  } else {
+    return FailLocked(same);
+  }
+  RETURN_IF_ERROR(Gather(opening_, spec.rank, absl::Now() + formation_timeout_, "opening the session",
+                         [] { return absl::OkStatus(); }));
+  if (state_ == SessionState::kForming) {
+    state_ = SessionState::kOpen;
+    Log(LogLevel::kInfo, "session_open",
+        {{"session", name()}, {"ranks", context_.slots()},
+         {"parameters", context_.table.parameters.size()}, {"imbalance", placement_.imbalance}});
+  }
+  return Opened{id_, context_.table_digest, placement_};
+}
+
+absl::Status Session::CheckRank(const Trainer& trainer, int rank) const {
+  if (!failure_.ok()) return failure_;
+  if (rank < 0 || rank >= context_.slots()) {
+    return absl::InvalidArgumentError(absl::StrFormat("session '%s': rank: expected below %d, got %d",
+                                                      name(), context_.slots(), rank));
+  }
+  if (!ranks_[rank].alive || ranks_[rank].trainer.attachment != trainer.attachment) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("session '%s': rank %d is not this attachment's", name(), rank));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Session::CheckOptimizer(const OptimizerSpec& spec) const {
+  if (spec.groups.empty() || spec.groups.size() > wire::kMaxGroups) {
+    return absl::InvalidArgumentError(absl::StrFormat("groups: expected 1 to %d, got %d",
+                                                      wire::kMaxGroups, spec.groups.size()));
+  }
+  const std::vector<Parameter>& parameters = context_.table.parameters;
+  if (spec.parameters.size() != parameters.size()) {
+    return absl::InvalidArgumentError(absl::StrFormat("parameters: expected %d, got %d",
+                                                      parameters.size(), spec.parameters.size()));
+  }
+  for (size_t p = 0; p < parameters.size(); ++p) {
+    const int group = spec.parameters[p].group;
+    if (group < 0 || group >= static_cast<int>(spec.groups.size())) {
+      return absl::InvalidArgumentError(absl::StrFormat("parameter '%s': group: expected below %d, got %d",
+                                                        parameters[p].name, spec.groups.size(), group));
+    }
+    if (spec.groups[group].route != parameters[p].route) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "parameter '%s': expected a group of route %s, got '%s' of route %s", parameters[p].name,
+          Name(parameters[p].route), spec.groups[group].name, Name(spec.groups[group].route)));
+    }
+  }
+  return kernels::Validate(spec.newton_schulz);
+}
+
+absl::StatusOr<Configured> Session::Configure(const Trainer& trainer, int rank, OptimizerSpec spec) {
+  const absl::Status valid = CheckOptimizer(spec);
+  absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(CheckRank(trainer, rank));
+  if (state_ != SessionState::kOpen) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("session '%s': it is configured already", name()));
+  }
+  RETURN_IF_ERROR(valid);
+  if (!spec_.has_value()) {
+    spec_ = std::move(spec);
+    spec_rank_ = rank;
+  } else if (const std::string d = FirstDifference(context_.table, *spec_, spec); !d.empty()) {
+    return FailLocked(absl::InvalidArgumentError(absl::StrFormat(
+        "session '%s': optimizer of rank %d differs from rank %d's: %s", name(), rank, spec_rank_, d)));
+  }
+  RETURN_IF_ERROR(Gather(configuring_, rank, absl::Now() + formation_timeout_,
+                         "configuring the optimizer", [this] { return BuildSlots(); }));
+  return Configured{context_.layout, workers_[rank]->memory()};
+}
+
+// Everything that a step needs, before the first one. Runs once, on the last rank's thread, without the lock.
+absl::Status Session::BuildSlots() {
+  {
+    absl::MutexLock lock(&mu_);
+    context_.optimizer = *spec_;
+  }
+  const int slots = context_.slots();
+  const size_t parameters = context_.table.parameters.size();
+  context_.layout = MakeLayout(context_.table, context_.optimizer, context_.z3);
+  context_.state.resize(parameters);
+  context_.version.reset(new std::atomic<uint64_t>[parameters]());
+  context_.consumed.reset(new std::atomic<uint64_t>[context_.table.boundaries.size() * slots]());
+  context_.communicator = std::make_unique<LocalCommunicator>(
+      slots, static_cast<int>(context_.table.boundaries.size()), Messages(context_).max_bytes());
+  context_.log = std::make_unique<StepLog>(slots, kRememberedSteps);
+
+  std::vector<std::unique_ptr<Worker>> workers;
+  uint64_t bytes = 0;
+  for (int s = 0; s < slots; ++s) {
+    ASSIGN_OR_RETURN(std::unique_ptr<Worker> worker, Worker::Plan(context_, SlotId(s)));
+    const SlotMemory m = worker->memory();
+    bytes += m.grad_bytes + m.weight_bytes + m.state_bytes + m.workspace_bytes;
+    workers.push_back(std::move(worker));
+  }
+  if (bytes > limits_.max_bytes) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "session '%s': needs %d bytes (arenas, state and workspace of %d slots), max_session_bytes "
+        "is %d",
+        name(), bytes, slots, limits_.max_bytes));
+  }
+  RETURN_IF_ERROR(BuildArenas());
+  for (const auto& worker : workers) RETURN_IF_ERROR(worker->Allocate());
+  for (const auto& worker : workers) worker->Start();
+
+  absl::MutexLock lock(&mu_);
+  workers_ = std::move(workers);
+  built_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status Session::BuildArenas() {
+  const wire::PageLayout page = wire::PageLayout::For(
+      static_cast<uint32_t>(context_.table.boundaries.size()),
+      static_cast<uint32_t>(context_.table.parameters.size()),
+      static_cast<uint32_t>(context_.optimizer.groups.size()));
+  for (int s = 0; s < context_.slots(); ++s) {
+    SlotArenas arenas;
+    ASSIGN_OR_RETURN(arenas.control, SealedMemory::Create("dmuon-control", page.bytes));
+    ASSIGN_OR_RETURN(arenas.grad, SealedMemory::Create("dmuon-grad", context_.layout.grad_bytes));
+    ASSIGN_OR_RETURN(arenas.weight, SealedMemory::Create("dmuon-weight", context_.layout.weight_bytes));
+    arenas.page = wire::ControlPage::Create(arenas.control.data(), page, context_.table_digest);
+    arenas.page.header().epoch.store(StepContext::kEpoch);
+    context_.arenas.push_back(std::move(arenas));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ArenaHandle> Session::Arena(const Trainer& trainer, int rank, wire::ArenaKind kind) {
+  absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(CheckRank(trainer, rank));
+  if (!built_) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("session '%s': it is not configured yet", name()));
+  }
+  const SlotArenas& arenas = context_.arenas[rank];
+  const SealedMemory* memory = nullptr;
+  switch (kind) {
+    case wire::ArenaKind::kControl: memory = &arenas.control; break;
+    case wire::ArenaKind::kGrad: memory = &arenas.grad; break;
+    case wire::ArenaKind::kWeight: memory = &arenas.weight; break;
+    case wire::ArenaKind::kUnspecified: break;
+  }
+  if (memory == nullptr) return absl::InvalidArgumentError("arena: not one of the known kinds");
+  UniqueFd fd(fcntl(memory->fd(), F_DUPFD_CLOEXEC, 0));
+  if (!fd.valid()) {
+    return absl::ResourceExhaustedError(absl::StrFormat("duplicating a descriptor: %s", strerror(errno)));
+  }
+  return ArenaHandle{std::move(fd), memory->size()};
+}
+
+absl::StatusOr<uint64_t> Session::Register(const Trainer& trainer, int rank,
+                                           const std::vector<Buffer>& buffers) {
+  absl::MutexLock lock(&mu_);
+  RETURN_IF_ERROR(CheckRank(trainer, rank));
+  if (!built_) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("session '%s': it is not configured yet", name()));
+  }
+  const SlotArenas& arenas = context_.arenas[rank];
+  const std::pair<wire::ArenaKind, const SealedMemory*> expected[] = {
+      {wire::ArenaKind::kControl, &arenas.control},
+      {wire::ArenaKind::kGrad, &arenas.grad},
+      {wire::ArenaKind::kWeight, &arenas.weight}};
+  for (const auto& [kind, memory] : expected) {
+    const char* names[] = {"?", "control", "grad", "weight"};
+    const char* arena = names[static_cast<int>(kind)];
+    const auto count = std::count_if(buffers.begin(), buffers.end(),
+                                     [k = kind](const Buffer& b) { return b.kind == k; });
+    if (count != 1) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("buffer '%s': expected once, got %d times", arena, count));
+    }
+    const Buffer& b = *std::find_if(buffers.begin(), buffers.end(),
+                                    [k = kind](const Buffer& x) { return x.kind == k; });
+    if (b.offset != 0 || b.size != memory->size()) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("buffer '%s': expected offset 0 and %d bytes, got offset %d and %d bytes",
+                          arena, memory->size(), b.offset, b.size));
+    }
+  }
+  if (buffers.size() != std::size(expected)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("buffers: expected %d, got %d", std::size(expected), buffers.size()));
+  }
+  RETURN_IF_ERROR(Gather(registering_, rank, absl::Now() + formation_timeout_, "registering buffers",
+                         [] { return absl::OkStatus(); }));
+  if (state_ == SessionState::kOpen) {
+    state_ = SessionState::kReady;
+    Log(LogLevel::kInfo, "session_ready", {{"session", name()}, {"ranks", context_.slots()}});
+  }
+  return context_.answered_step.load();
+}
+
+// ---- state ---------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<Session::Located> Session::Locate(const std::string& parameter, StateKind kind) const {
+  const std::vector<Parameter>& parameters = context_.table.parameters;
+  const auto it = std::find_if(parameters.begin(), parameters.end(),
+                               [&](const Parameter& p) { return p.name == parameter; });
+  if (it == parameters.end()) {
+    return absl::NotFoundError(
+        absl::StrFormat("session '%s': no parameter '%s'", name(), parameter));
+  }
+  const bool muon = it->route == Route::kMuon;
+  const bool there = kind == StateKind::kWeight || (kind == StateKind::kMomentum ? muon : !muon);
+  if (!there) {
+    return absl::InvalidArgumentError(absl::StrFormat("parameter '%s' on route %s: no such state",
+                                                      parameter, Name(it->route)));
+  }
+  const uint64_t bytes = kind == StateKind::kStep ? sizeof(int64_t) : sizeof(float) * it->numel();
+  return Located{ParameterId(static_cast<int32_t>(it - parameters.begin())), bytes};
+}
+
+absl::StatusOr<uint64_t> Session::StateBytes(const std::string& parameter, StateKind kind) const {
+  ASSIGN_OR_RETURN(const Located located, Locate(parameter, kind));
+  return located.bytes;
+}
+
+// Not older than what any trainer has seen of the last step.
+absl::Status Session::RunAtOwner(ParameterId parameter, absl::FunctionRef<void(kernels::Stream)> work) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!failure_.ok()) return failure_;
+    if (!built_) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("session '%s': it is not configured yet", name()));
+    }
+  }
+  const SlotId owner = placement_.owner[parameter.index()];
+  return workers_[owner.index()]->Run(context_.answered_step.load(), work);
+}
+
+absl::StatusOr<std::vector<std::byte>> Session::ReadState(const std::string& parameter, StateKind kind) {
+  ASSIGN_OR_RETURN(const Located located, Locate(parameter, kind));
+  std::vector<std::byte> data(located.bytes);
+  absl::Status device;
+  RETURN_IF_ERROR(RunAtOwner(located.parameter, [&](kernels::Stream stream) {
+    const ParameterState& state = context_.state[located.parameter.index()];
+    if (kind == StateKind::kStep) {
+      std::memcpy(data.data(), &state.adamw_steps, sizeof(int64_t));
+      return;
+    }
+    context_.backend.CopyToHost(stream, data.data(), Array(state, kind), located.bytes);
+    device = context_.backend.Synchronize(stream);
+  }));
+  RETURN_IF_ERROR(device);
+  return data;
+}
+
+absl::Status Session::WriteState(const std::string& parameter, StateKind kind,
+                                 absl::Span<const std::byte> data) {
+  ASSIGN_OR_RETURN(const Located located, Locate(parameter, kind));
+  if (data.size() != located.bytes) {
+    return absl::InvalidArgumentError(absl::StrFormat("parameter '%s': expected %d bytes, got %d",
+                                                      parameter, located.bytes, data.size()));
+  }
+  absl::Status device;
+  RETURN_IF_ERROR(RunAtOwner(located.parameter, [&](kernels::Stream stream) {
+    ParameterState& state = context_.state[located.parameter.index()];
+    if (kind == StateKind::kStep) {
+      std::memcpy(&state.adamw_steps, data.data(), sizeof(int64_t));
+      return;
+    }
+    context_.backend.CopyFromHost(stream, Array(state, kind), data.data(), located.bytes);
+    if (kind == StateKind::kWeight) WriteWeight(context_, stream, located.parameter);
+    device = context_.backend.Synchronize(stream);
+  }));
+  return device;
+}
+
+// ---- the end, and what is told about it ----------------------------------------------------------------------------
+
+absl::Status Session::FailLocked(const absl::Status& why) {
+  if (!failure_.ok()) return failure_;
+  failure_ = why;
+  if (state_ != SessionState::kClosed) state_ = SessionState::kDegraded;
+  if (built_) {
+    context_.Fail(why);
+  } else {
+    Log(LogLevel::kWarning, "session_failed",
+        {{"session", name()}, {"code", absl::StatusCodeToString(why.code())}, {"reason", why.message()}});
+  }
+  return why;
+}
+
+void Session::Fail(const absl::Status& why) {
+  absl::MutexLock lock(&mu_);
+  FailLocked(why).IgnoreError();
+}
+
+absl::Status Session::failure() const {
+  absl::MutexLock lock(&mu_);
+  if (!failure_.ok()) return failure_;
+  return context_.failure();
+}
+
+absl::Status Session::Close(const Trainer& trainer, int rank) {
+  absl::MutexLock lock(&mu_);
+  if (rank < 0 || rank >= context_.slots() || !ranks_[rank].alive ||
+      ranks_[rank].trainer.attachment != trainer.attachment) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("session '%s': rank %d is not this attachment's", name(), rank));
+  }
+  ranks_[rank].alive = false;
+  const absl::Status why =
+      absl::AbortedError(absl::StrFormat("rank %d has closed its session", rank));
+  if (!built_ || state_ == SessionState::kOpen) {
+    FailLocked(Annotate(why, absl::StrFormat("session '%s'", name()))).IgnoreError();
+    return absl::OkStatus();
+  }
+  context_.communicator->SetGone(SlotId(rank), why);
+  context_.RingWorkers();
+  return absl::OkStatus();
+}
+
+bool Session::TrainerGone(AttachmentId attachment) {
+  absl::MutexLock lock(&mu_);
+  bool ours = false;
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    if (!ranks_[r].alive || ranks_[r].trainer.attachment != attachment) continue;
+    ours = true;
+    ranks_[r].alive = false;
+    const absl::Status why = absl::AbortedError(
+        absl::StrFormat("session '%s': rank %d (process %d) died", name(), r, ranks_[r].trainer.pid));
+    if (built_) context_.communicator->SetGone(SlotId(static_cast<int32_t>(r)), why);
+    FailLocked(why).IgnoreError();
+  }
+  return ours;
+}
+
+bool Session::Holds(AttachmentId attachment) const {
+  absl::MutexLock lock(&mu_);
+  return std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) {
+    return r.alive && r.trainer.attachment == attachment;
+  });
+}
+
+bool Session::Abandoned() const {
+  absl::MutexLock lock(&mu_);
+  return std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.alive; });
+}
+
+SessionDescription Session::Describe() const {
+  absl::MutexLock lock(&mu_);
+  SessionDescription d;
+  d.name = name();
+  d.state = state_;
+  if (state_ == SessionState::kReady && StepUnderWay()) d.state = SessionState::kStepping;
+  if (state_ == SessionState::kReady && built_ && !context_.failure().ok()) {
+    d.state = SessionState::kDegraded;
+  }
+  d.uid = uid_;
+  d.mesh = context_.mesh;
+  d.reshard_after_forward = reshard_after_forward_;
+  d.step = context_.answered_step.load();
+  d.table = context_.table;
+  d.placement = placement_;
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    if (ranks_[r].came) {
+      d.attachments.push_back({static_cast<int>(r), ranks_[r].trainer.pid, ranks_[r].alive});
+    }
+  }
+  if (built_) {
+    for (const auto& worker : workers_) d.memory.push_back(worker->memory());
+  }
+  return d;
+}
+
+StepReport Session::ReportOf(const LoggedStep& logged) const {
+  const SlotStep& s = logged.merged;
+  StepReport r;
+  r.step = s.step;
+  r.status = s.status;
+  r.outcome = !s.status.ok() ? StepOutcome::kFailed
+              : s.applied    ? StepOutcome::kApplied
+                             : StepOutcome::kSkippedNonfinite;
+  r.total_norm = s.total_norm;
+  r.clip_coefficient = s.clip_coefficient;
+  r.wait = s.wait;
+  r.reduce = s.reduce;
+  r.verdict = s.verdict;
+  r.update = s.update;
+  r.publish = s.publish;
+  r.total = s.total;
+  r.newton_schulz_calls = s.newton_schulz_calls;
+  r.forms = FormsText(workers_);
+  r.kernel = KernelText(workers_);
+  r.at = logged.at;
+  return r;
+}
+
+absl::StatusOr<StepReport> Session::StepResult(uint64_t step) const {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!built_) return absl::NotFoundError(absl::StrFormat("session '%s': no step yet", name()));
+  }
+  LoggedStep logged;
+  if (!context_.log->Find(step, &logged)) {
+    return absl::NotFoundError(absl::StrFormat("session '%s': step %d is not remembered", name(), step));
+  }
+  return ReportOf(logged);
+}
+
+std::vector<StepReport> Session::Steps(uint64_t after, absl::Duration timeout) const {
+  {
+    const absl::Time deadline = absl::Now() + timeout;
+    absl::MutexLock lock(&mu_);
+    const auto built = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return built_ || !failure_.ok(); };
+    mu_.AwaitWithDeadline(absl::Condition(&built), deadline);
+    if (!built_) return {};
+    timeout = deadline - absl::Now();
+  }
+  std::vector<StepReport> reports;
+  for (const LoggedStep& logged : context_.log->After(after, timeout)) reports.push_back(ReportOf(logged));
+  return reports;
+}
+
+}  // namespace dmuon::server

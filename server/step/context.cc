@@ -1,0 +1,44 @@
+#include "server/step/context.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/log.h"
+
+namespace dmuon::server {
+
+void WriteText(absl::string_view text, char* to, size_t size) {
+  const size_t n = std::min(text.size(), size - 1);
+  std::memcpy(to, text.data(), n);
+  to[n] = '\0';
+}
+
+void StepContext::RingWorkers() {
+  for (SlotArenas& slot : arenas) slot.page.RingDaemon();
+}
+
+void StepContext::Fail(const absl::Status& why) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!failure_.ok()) return;
+    failure_ = why;
+  }
+  Log(LogLevel::kWarning, "session_failed",
+      {{"session", name}, {"code", absl::StatusCodeToString(why.code())}, {"reason", why.message()}});
+  for (SlotArenas& slot : arenas) {
+    wire::PageHeader& header = slot.page.header();
+    WriteText(why.message(), header.failure, sizeof(header.failure));
+    header.status.store(static_cast<uint32_t>(wire::SessionStatus::kFailed),
+                        std::memory_order_release);
+    slot.page.RingTrainer();
+    slot.page.RingDaemon();
+  }
+  log->Close();
+}
+
+absl::Status StepContext::failure() const {
+  absl::MutexLock lock(&mu_);
+  return failure_;
+}
+
+}  // namespace dmuon::server

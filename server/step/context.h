@@ -1,0 +1,92 @@
+// What the workers of one session share: made when the session is configured, gone with it.
+#ifndef DMUON_SERVER_STEP_CONTEXT_H_
+#define DMUON_SERVER_STEP_CONTEXT_H_
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "kernels/ops/backend.h"
+#include "proto/wire/control_page.h"
+#include "server/collective/communicator.h"
+#include "server/memory/memfd.h"
+#include "server/parameter/parameter.h"
+#include "server/placement/plan.h"
+#include "server/route/route.h"
+#include "server/session/types.h"
+#include "server/telemetry/step_log.h"
+
+namespace dmuon::server {
+
+// The memory that one slot shares with its trainer.
+struct SlotArenas {
+  SealedMemory control;
+  SealedMemory grad;
+  SealedMemory weight;
+  wire::ControlPage page;
+};
+
+struct StepContext {
+  StepContext(std::string session_name, kernels::Backend& session_backend)
+      : name(std::move(session_name)), backend(session_backend) {}
+
+  // The generation of communicators; it will change when membership does.
+  static constexpr uint64_t kEpoch = 1;
+
+  // Fixed once the workers run.
+  const std::string name;
+  kernels::Backend& backend;
+  ParameterTable table;
+  Mesh mesh;
+  OptimizerSpec optimizer;
+  Layout layout;
+  Plan plan;
+  bool z3 = false;
+  uint64_t table_digest = 0;
+  absl::Duration step_timeout;
+  std::vector<SlotArenas> arenas;     // by slot
+  std::vector<ParameterState> state;  // by parameter; written by its owner's worker alone
+  std::unique_ptr<Communicator> communicator;
+  std::unique_ptr<StepLog> log;
+
+  // Shared progress. `version` of a parameter: the step that its state has committed; released by its owner.
+  std::unique_ptr<std::atomic<uint64_t>[]> version;
+  // By boundary x slot: the last micro (wire::ConsumedMark) that this owner has read.
+  std::unique_ptr<std::atomic<uint64_t>[]> consumed;
+  // The last step whose verdict some trainer has seen: state that is read from now on is not older.
+  std::atomic<uint64_t> answered_step{0};
+  // Workers that are between the first word of a STEP and the last published weight.
+  std::atomic<int> steps_under_way{0};
+  // Generations below it were lost in an aborted round.
+  std::atomic<uint64_t> floor_generation{1};
+
+  int slots() const { return mesh.world_size(); }
+  const Parameter& parameter(ParameterId p) const { return table.parameters[p.index()]; }
+  wire::ControlPage& page(SlotId s) { return arenas[s.index()].page; }
+  std::atomic<uint64_t>& consumed_by(BoundaryId b, SlotId owner) {
+    return consumed[b.index() * slots() + owner.index()];
+  }
+
+  // Wakes every worker, to look again at what they wait for.
+  void RingWorkers();
+
+  // The session is over, for this reason: every trainer's page says so, every wait ends. The first reason counts.
+  void Fail(const absl::Status& why);
+  absl::Status failure() const;
+
+ private:
+  mutable absl::Mutex mu_;
+  absl::Status failure_ ABSL_GUARDED_BY(mu_);
+};
+
+// Writes `text` into a shared buffer of `size` bytes, cut to fit, NUL-terminated.
+void WriteText(absl::string_view text, char* to, size_t size);
+
+}  // namespace dmuon::server
+
+#endif  // DMUON_SERVER_STEP_CONTEXT_H_

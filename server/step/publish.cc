@@ -1,0 +1,59 @@
+#include "server/step/publish.h"
+
+#include <algorithm>
+
+namespace dmuon::server {
+namespace {
+
+void WriteInto(StepContext& context, kernels::Stream stream, ParameterId p, SlotId slot) {
+  const Dtype dtype = context.optimizer.parameters[p.index()].param_dtype;
+  std::byte* to = context.arenas[slot.index()].weight.data() + context.layout.weight_offset[p.index()];
+  const Region held = HeldBy(context.parameter(p), context.mesh, slot);
+  context.backend.Publish(stream, context.state[p.index()].weight + held.begin, dtype, to, held.size());
+}
+
+bool AllAt(const StepContext& context, const std::vector<ParameterId>& parameters, uint64_t step) {
+  return std::all_of(parameters.begin(), parameters.end(), [&](ParameterId p) {
+    return context.version[p.index()].load(std::memory_order_seq_cst) >= step;
+  });
+}
+
+}  // namespace
+
+void WriteWeight(StepContext& context, kernels::Stream stream, ParameterId parameter) {
+  if (context.z3) return;
+  for (int s = 0; s < context.slots(); ++s) WriteInto(context, stream, parameter, SlotId(s));
+}
+
+void MarkPublished(StepContext& context, ParameterId parameter, uint64_t step) {
+  context.version[parameter.index()].store(step, std::memory_order_seq_cst);
+  const BoundaryId b = context.parameter(parameter).boundary;
+  if (!AllAt(context, context.plan.parameters[b.index()], step)) return;
+  const bool all = std::all_of(context.plan.parameters.begin(), context.plan.parameters.end(),
+                               [&](const auto& of) { return AllAt(context, of, step); });
+  for (int s = 0; s < context.slots(); ++s) {
+    const wire::ControlPage& page = context.page(SlotId(s));
+    page.boundary(b.value()).weights_version.store(step, std::memory_order_release);
+    if (all) page.header().done_step.store(step, std::memory_order_release);
+    page.RingTrainer();
+    if (context.z3) page.RingDaemon();  // a window may wait for this version
+  }
+}
+
+void FillWindows(StepContext& context, SlotId slot, kernels::Stream stream, uint64_t step,
+                 std::vector<Materialization>& wanted) {
+  const auto filled = [&](const Materialization& m) {
+    const std::vector<ParameterId>& parameters = context.plan.parameters[m.boundary.index()];
+    if (!AllAt(context, parameters, step)) return false;
+    // One-sided: the owners cannot move on before this slot has sent its next STEP, and this worker is here.
+    for (ParameterId p : parameters) WriteInto(context, stream, p, slot);
+    if (!context.backend.Synchronize(stream).ok()) return false;
+    const wire::ControlPage& page = context.page(slot);
+    page.boundary(m.boundary.value()).window_grant.store(m.ticket, std::memory_order_release);
+    page.RingTrainer();
+    return true;
+  };
+  wanted.erase(std::remove_if(wanted.begin(), wanted.end(), filled), wanted.end());
+}
+
+}  // namespace dmuon::server

@@ -1,0 +1,143 @@
+#include "server/step/record_table.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+#include "base/status_macros.h"
+
+namespace dmuon::server {
+namespace {
+
+constexpr uint32_t kMaxMicros = 0xfffe;  // a mark has 16 bits for micro + 1
+
+template <typename T>
+absl::Status Mismatch(const char* field, T expected, T given) {
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s: expected %d, got %d", field, expected, given));
+}
+
+}  // namespace
+
+RecordTable::RecordTable(StepContext& context, SlotId slot)
+    : context_(context), slot_(slot), micros_(context.table.boundaries.size(), 0) {
+  int windows = 0;
+  for (int w : context.layout.window) windows = std::max(windows, w + 1);
+  window_holder_.assign(windows, -1);
+  materializations_.reserve(context.table.boundaries.size());
+}
+
+absl::Status RecordTable::Drain() {
+  for (;;) {
+    ASSIGN_OR_RETURN(const std::optional<wire::Record> record, context_.page(slot_).Pop());
+    if (!record.has_value()) return absl::OkStatus();
+    RETURN_IF_ERROR(Annotate(Accept(*record), absl::StrFormat("rank %d, ring record of type %d",
+                                                              slot_.value(), record->type)));
+  }
+}
+
+absl::Status RecordTable::CheckCommon(const wire::Record& record) const {
+  if (record.table_digest != context_.table_digest) {
+    return absl::InvalidArgumentError(absl::StrFormat("table digest: expected %016x, got %016x",
+                                                      context_.table_digest, record.table_digest));
+  }
+  if (record.epoch != StepContext::kEpoch) {
+    return Mismatch("epoch", StepContext::kEpoch, record.epoch);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RecordTable::Accept(const wire::Record& record) {
+  RETURN_IF_ERROR(CheckCommon(record));
+  switch (record.type) {
+    case wire::RecordType::kGradsReady: return GradsReady(record);
+    case wire::RecordType::kStep: return Step(record);
+    case wire::RecordType::kDiscard: return Discard(record);
+    case wire::RecordType::kMaterialize: return Materialize(record);
+    case wire::RecordType::kRelease: return Release(record);
+    case wire::RecordType::kPrepare:
+      return absl::UnimplementedError("PREPARE is not built yet");
+    case wire::RecordType::kUnspecified: break;
+  }
+  return absl::InvalidArgumentError("type: not one of the known records");
+}
+
+absl::Status RecordTable::GradsReady(const wire::Record& record) {
+  if (record.boundary >= micros_.size()) {
+    return absl::InvalidArgumentError(absl::StrFormat("boundary: expected an index below %d, got %d",
+                                                      micros_.size(), record.boundary));
+  }
+  if (step_.has_value()) return absl::FailedPreconditionError("gradients behind an open STEP");
+  if (record.generation != generation_) {
+    return Mismatch("generation", generation_, record.generation);
+  }
+  uint32_t& micros = micros_[record.boundary];
+  if (record.micro != micros || record.micro >= kMaxMicros) {
+    return Mismatch("micro", micros, record.micro);
+  }
+  ++micros;
+  context_.communicator->Announce(slot_, BoundaryId(static_cast<int32_t>(record.boundary)),
+                                  wire::ConsumedMark(generation_, record.micro));
+  context_.RingWorkers();
+  return absl::OkStatus();
+}
+
+absl::Status RecordTable::Step(const wire::Record& record) {
+  if (step_.has_value()) return absl::FailedPreconditionError("a second STEP before the verdict");
+  if (record.generation != generation_) {
+    return Mismatch("generation", generation_, record.generation);
+  }
+  step_ = record;
+  return absl::OkStatus();
+}
+
+absl::Status RecordTable::Discard(const wire::Record& record) {
+  if (step_.has_value()) return absl::FailedPreconditionError("DISCARD behind an open STEP");
+  if (record.generation != generation_) {
+    return Mismatch("generation", generation_, record.generation);
+  }
+  ++generation_;
+  std::fill(micros_.begin(), micros_.end(), 0);
+  return absl::OkStatus();
+}
+
+void RecordTable::EndStep(uint64_t next_generation) {
+  step_.reset();
+  if (next_generation == generation_) return;  // a STEP that was refused changes nothing
+  generation_ = next_generation;
+  std::fill(micros_.begin(), micros_.end(), 0);
+}
+
+absl::Status RecordTable::Materialize(const wire::Record& record) {
+  if (!context_.z3) return absl::FailedPreconditionError("MATERIALIZE in a session without windows");
+  if (record.boundary >= micros_.size()) {
+    return absl::InvalidArgumentError(absl::StrFormat("boundary: expected an index below %d, got %d",
+                                                      micros_.size(), record.boundary));
+  }
+  const int boundary = static_cast<int>(record.boundary);
+  int& holder = window_holder_[context_.layout.window[boundary]];
+  if (holder >= 0 && holder != boundary) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("boundary '%s': its window is held by '%s'",
+                        context_.table.boundaries[boundary].name,
+                        context_.table.boundaries[holder].name));
+  }
+  holder = boundary;
+  if (materializations_.size() == micros_.size()) {
+    return absl::FailedPreconditionError("more MATERIALIZE records open than there are boundaries");
+  }
+  materializations_.push_back({BoundaryId(boundary), record.ticket});
+  return absl::OkStatus();
+}
+
+absl::Status RecordTable::Release(const wire::Record& record) {
+  if (!context_.z3) return absl::FailedPreconditionError("RELEASE in a session without windows");
+  if (record.boundary >= micros_.size()) {
+    return absl::InvalidArgumentError(absl::StrFormat("boundary: expected an index below %d, got %d",
+                                                      micros_.size(), record.boundary));
+  }
+  int& holder = window_holder_[context_.layout.window[record.boundary]];
+  if (holder == static_cast<int>(record.boundary)) holder = -1;
+  return absl::OkStatus();
+}
+
+}  // namespace dmuon::server

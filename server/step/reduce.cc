@@ -1,0 +1,113 @@
+#include "server/step/reduce.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/time/clock.h"
+
+namespace dmuon::server {
+
+Reducer::Reducer(StepContext& context, SlotId slot, kernels::Stream stream)
+    : context_(context),
+      slot_(slot),
+      stream_(stream),
+      owned_(context.table.boundaries.size()),
+      progress_(context.table.boundaries.size()) {
+  inputs_.reserve(context.slots());
+  for (ParameterId p : context.plan.owned[slot.index()]) {
+    const BoundaryId b = context.parameter(p).boundary;
+    if (owned_[b.index()].empty()) boundaries_.push_back(b);
+    owned_[b.index()].push_back(p);
+  }
+}
+
+// Micros of `generation` that `slot` has sent for the boundary.
+uint32_t Reducer::Announced(SlotId slot, BoundaryId boundary, uint64_t generation) const {
+  const uint64_t mark = context_.communicator->Announced(slot, boundary);
+  return mark >> 16 == generation ? static_cast<uint32_t>(mark & 0xffff) : 0;
+}
+
+Reducer::Progress& Reducer::At(BoundaryId boundary, uint64_t generation) {
+  Progress& progress = progress_[boundary.index()];
+  if (progress.generation != generation) progress = {generation, 0};
+  return progress;
+}
+
+bool Reducer::Has(BoundaryId boundary, uint64_t generation) const {
+  const Progress& progress = progress_[boundary.index()];
+  return progress.generation == generation && progress.micros > 0;
+}
+
+void Reducer::ReduceReady(uint64_t generation) {
+  for (BoundaryId b : boundaries_) {
+    Progress& progress = At(b, generation);
+    for (;;) {
+      uint32_t fewest = std::numeric_limits<uint32_t>::max();
+      for (int s = 0; s < context_.slots(); ++s) {
+        fewest = std::min(fewest, Announced(SlotId(s), b, generation));
+      }
+      if (progress.micros >= fewest) break;
+      ReadMicro(b, progress);
+    }
+  }
+}
+
+void Reducer::ReduceRest(uint64_t generation) {
+  for (BoundaryId b : boundaries_) {
+    Progress& progress = At(b, generation);
+    uint32_t most = 0;
+    for (int s = 0; s < context_.slots(); ++s) {
+      most = std::max(most, Announced(SlotId(s), b, generation));
+    }
+    while (progress.micros < most) ReadMicro(b, progress);
+  }
+}
+
+void Reducer::ReadMicro(BoundaryId boundary, Progress& progress) {
+  const absl::Time start = absl::Now();
+  const uint32_t micro = progress.micros;
+  for (ParameterId p : owned_[boundary.index()]) {
+    const Dtype dtype = context_.optimizer.parameters[p.index()].grad_dtype;
+    const ParameterState& state = context_.state[p.index()];
+    double* square_sum = state.square_sum;
+    for (const Piece& piece : context_.plan.transfers[p.index()].pieces) {
+      inputs_.clear();
+      for (SlotId holder : piece.holders) {
+        if (Announced(holder, boundary, progress.generation) <= micro) continue;
+        inputs_.push_back(context_.arenas[holder.index()].grad.data() +
+                          context_.layout.grad_offset[p.index()] +
+                          piece.range.begin * ByteSize(dtype));
+      }
+      context_.backend.MeanOverRanks(stream_,
+                                     {.inputs = inputs_,
+                                      .dtype = dtype,
+                                      .count = piece.range.size(),
+                                      .divisor = static_cast<float>(piece.holders.size()),
+                                      .accumulate = micro > 0,
+                                      .mean = state.gradient + piece.range.begin,
+                                      .square_sum = square_sum++});
+    }
+  }
+  // What a device could not read it will not be able to commit either: the verdict sees the failure.
+  context_.backend.Synchronize(stream_).IgnoreError();
+  ++progress.micros;
+  MarkConsumed(boundary, wire::ConsumedMark(progress.generation, micro));
+  seconds_ += absl::ToDoubleSeconds(absl::Now() - start);
+}
+
+// A trainer may write over its gradients once all owners have read them; the last owner says so.
+void Reducer::MarkConsumed(BoundaryId boundary, uint64_t mark) {
+  context_.consumed_by(boundary, slot_).store(mark, std::memory_order_seq_cst);
+  for (SlotId owner : context_.plan.owners[boundary.index()]) {
+    if (context_.consumed_by(boundary, owner).load(std::memory_order_seq_cst) < mark) return;
+  }
+  for (int s = 0; s < context_.slots(); ++s) {
+    const wire::ControlPage& page = context_.page(SlotId(s));
+    page.boundary(boundary.value()).grads_consumed.store(mark, std::memory_order_release);
+    page.RingTrainer();
+  }
+}
+
+double Reducer::TakeSeconds() { return std::exchange(seconds_, 0); }
+
+}  // namespace dmuon::server

@@ -1,0 +1,51 @@
+// Stage 1, from the owner's side: the mean over ranks of each owned parameter's gradient, summed over micros.
+#ifndef DMUON_SERVER_STEP_REDUCE_H_
+#define DMUON_SERVER_STEP_REDUCE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/ops/backend.h"
+#include "server/step/context.h"
+
+namespace dmuon::server {
+
+// Touched by its worker alone. Reads the mapped GRAD arenas of all slots in rank order.
+class Reducer {
+ public:
+  Reducer(StepContext& context, SlotId slot, kernels::Stream stream);
+
+  // Reads every micro of `generation` that all ranks have sent, as soon as they have. Never waits.
+  void ReduceReady(uint64_t generation);
+  // All ranks have sent STEP: reads what is left. A rank that did not send a micro counts as zeros.
+  void ReduceRest(uint64_t generation);
+
+  // Whether any micro of the boundary came in `generation`.
+  bool Has(BoundaryId boundary, uint64_t generation) const;
+
+  // Seconds spent reading since the last call.
+  double TakeSeconds();
+
+ private:
+  struct Progress {
+    uint64_t generation = 0;
+    uint32_t micros = 0;  // read so far in that generation
+  };
+  uint32_t Announced(SlotId slot, BoundaryId boundary, uint64_t generation) const;
+  Progress& At(BoundaryId boundary, uint64_t generation);
+  void ReadMicro(BoundaryId boundary, Progress& progress);
+  void MarkConsumed(BoundaryId boundary, uint64_t mark);
+
+  StepContext& context_;
+  const SlotId slot_;
+  const kernels::Stream stream_;
+  std::vector<BoundaryId> boundaries_;                // in which this slot owns something
+  std::vector<std::vector<ParameterId>> owned_;       // by boundary
+  std::vector<Progress> progress_;                    // by boundary
+  std::vector<const void*> inputs_;
+  double seconds_ = 0;
+};
+
+}  // namespace dmuon::server
+
+#endif  // DMUON_SERVER_STEP_REDUCE_H_

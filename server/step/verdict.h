@@ -1,0 +1,57 @@
+// What the slots of a session tell each other about a step, and what each concludes from it. A pure function of the
+// gathered messages, so that all slots conclude the same.
+#ifndef DMUON_SERVER_STEP_VERDICT_H_
+#define DMUON_SERVER_STEP_VERDICT_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "server/step/context.h"
+
+namespace dmuon::server {
+
+// First round: this rank's STEP has come. `hyper_digest` and `presence` lie behind it in the message.
+struct Arrival {
+  uint64_t step = 0;
+  uint64_t generation = 0;
+  int64_t unix_nanos = 0;
+  double max_norm = 0;
+  uint32_t micros = 0;
+  uint32_t flags = 0;
+};
+
+// Writes and reads the messages of the two rounds; sizes are fixed by the session.
+class Messages {
+ public:
+  explicit Messages(const StepContext& context);
+  size_t max_bytes() const;
+
+  // From the slot's STEP record and its page; `hyper` receives the group table as it was then.
+  absl::Span<const std::byte> Arrive(const wire::Record& record, const wire::ControlPage& page,
+                                     std::vector<wire::GroupHyper>& hyper);
+  static const Arrival& ArrivalOf(absl::Span<const std::byte> message);
+  uint64_t HyperDigest(absl::Span<const std::byte> message, int group) const;
+  bool Present(absl::Span<const std::byte> message, ParameterId parameter) const;
+
+  // Second round: the square sums of what `slot` owns, in the order of the plan.
+  absl::Span<const std::byte> Norms(absl::Span<const double> square_sums);
+  static absl::Span<const double> NormsOf(absl::Span<const std::byte> message);
+
+ private:
+  const size_t groups_;
+  const size_t presence_words_;
+  const size_t max_owned_;
+  std::vector<std::byte> buffer_;
+};
+
+// FAILED_PRECONDITION: ranks are at different generations or passes. INVALID_ARGUMENT: groups or clips that differ.
+// Names what differs and the ranks on each side.
+absl::Status CheckArrivals(const StepContext& context, const Messages& messages,
+                           absl::Span<const absl::Span<const std::byte>> arrivals);
+
+}  // namespace dmuon::server
+
+#endif  // DMUON_SERVER_STEP_VERDICT_H_

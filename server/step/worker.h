@@ -1,0 +1,68 @@
+// The thread of one slot.
+#ifndef DMUON_SERVER_STEP_WORKER_H_
+#define DMUON_SERVER_STEP_WORKER_H_
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "server/step/context.h"
+#include "server/step/progress.h"
+#include "server/step/step.h"
+
+namespace dmuon::server {
+
+// Owns the slot's private memory: state and workspace. Made when the session is configured; runs until it is destroyed.
+class Worker {
+ public:
+  // Plans the updates of what the slot owns: memory() is known after it, and nothing large is allocated yet.
+  static absl::StatusOr<std::unique_ptr<Worker>> Plan(StepContext& context, SlotId slot);
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // Takes the memory, and fills `context.state` of what the slot owns. Once. RESOURCE_EXHAUSTED names the bytes.
+  absl::Status Allocate();
+  // Starts the thread. Once, after every slot's worker has allocated.
+  void Start();
+  // Any thread. A step under way is finished, then the thread ends.
+  void Stop() { if (progress_) progress_->Stop(); }
+  // As Progress::Run.
+  absl::Status Run(uint64_t step, absl::FunctionRef<void(kernels::Stream)> work) {
+    return progress_->Run(step, work);
+  }
+
+  SlotMemory memory() const;
+  // What its Newton-Schulz runs on, for reports: "gram 12, direct 8" and "gram fp32".
+  struct Forms {
+    int gram = 0;
+    int direct = 0;
+    std::string kernel;
+  };
+  Forms forms() const { return forms_; }
+
+ private:
+  Worker(StepContext& context, SlotId slot) : context_(context), slot_(slot) {}
+  void Loop();
+
+  StepContext& context_;
+  const SlotId slot_;
+  kernels::Stream stream_;
+  bool has_stream_ = false;
+  void* state_ = nullptr;
+  void* workspace_ = nullptr;
+  size_t state_bytes_ = 0;
+  size_t workspace_bytes_ = 0;
+  Forms forms_;
+  std::vector<std::unique_ptr<Update>> planned_;  // until Allocate
+  std::unique_ptr<Progress> progress_;
+  std::unique_ptr<Step> step_;
+  std::thread thread_;
+};
+
+}  // namespace dmuon::server
+
+#endif  // DMUON_SERVER_STEP_WORKER_H_
