@@ -1,0 +1,206 @@
+#include "server/daemon/daemon.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <csignal>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "server/daemon/config.h"
+#include "server/daemon/notify.h"
+
+namespace dmuon::server {
+namespace {
+
+constexpr mode_t kSocketMode = 0660;  // who may reach them is the directory's mode
+constexpr absl::Duration kCallsAfterDrain = absl::Seconds(1);
+
+int UsableCores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return std::max(1, CPU_COUNT(&set));
+}
+
+// Each attachment holds a few descriptors; the usual soft limit is 1024.
+void RaiseDescriptorLimit() {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+std::string RandomId() {
+  uint64_t id = 0;
+  [[maybe_unused]] const ssize_t n = getrandom(&id, sizeof(id), 0);
+  return absl::StrCat(absl::Hex(id, absl::kZeroPad16));
+}
+
+UidPolicy AllowedUids(const config::v1::Config& config) {
+  return UidPolicy(std::vector<uid_t>(config.allow_uids().begin(), config.allow_uids().end()));
+}
+
+SessionLimits Limits(const config::v1::Config& config) {
+  SessionLimits limits;
+  limits.formation_timeout = absl::Seconds(config.formation_timeout_seconds());
+  limits.step_timeout = absl::Seconds(config.step_timeout_seconds());
+  limits.max_sessions = static_cast<int>(config.max_sessions());
+  limits.max_session_bytes = config.max_session_bytes();
+  return limits;
+}
+
+rpc::AttachmentCalls CallsOf(Attachments& attachments) {
+  return {
+      .begin = [&attachments](absl::string_view token) { return attachments.BeginCall(token); },
+      .end = [&attachments](AttachmentId id) { attachments.EndCall(id); },
+      .entered = [&attachments](AttachmentId id, SessionId session) { attachments.Entered(id, session); },
+      .left = [&attachments](AttachmentId id, SessionId session) { attachments.Left(id, session); },
+  };
+}
+
+}  // namespace
+
+Daemon::Daemon(const config::v1::Config& config, absl::Duration first_attachment)
+    : config_(config), first_attachment_(first_attachment), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+
+Daemon::~Daemon() {
+  if (drain_thread_.joinable()) drain_thread_.join();
+}
+
+std::optional<Daemon::Failure> Daemon::Start() {
+  RaiseDescriptorLimit();
+  absl::StatusOr<SocketDir> dir = SocketDir::Acquire(config_.socket_dir(), SocketMode(config_));
+  if (!dir.ok()) return Failure{ExitCode::kSocketDir, Annotate(dir.status(), "socket_dir")};
+  dir_.emplace(*std::move(dir));
+
+  const int threads = config_.threads() > 0 ? static_cast<int>(config_.threads()) : UsableCores();
+  absl::StatusOr<std::unique_ptr<kernels::Backend>> backend = kernels::CreateBackend(config_.backend(), threads);
+  if (!backend.ok()) return Failure{ExitCode::kBackend, Annotate(backend.status(), "backend")};
+  backend_ = *std::move(backend);
+
+  table_ = std::make_unique<SessionTable>(*backend_, Limits(config_));
+  trainer_service_ =
+      std::make_unique<rpc::TrainerService>(*table_, CallsOf(attachments_), config_.socket_dir());
+  admin_service_ = std::make_unique<rpc::AdminService>(
+      *table_, Info(threads), std::vector<uid_t>(config_.admin_uids().begin(), config_.admin_uids().end()), [this] {
+        drain_requested_ = true;
+        Wake();
+      });
+  if (std::optional<Failure> failure = Serve(); failure.has_value()) return failure;
+
+  Log(LogLevel::kInfo, "daemon_ready",
+      {{"version", DMUON_VERSION}, {"pid", getpid()}, {"socket_dir", config_.socket_dir()},
+       {"backend", backend_->description()}});
+  NotifySystemd("READY=1\nSTATUS=serving");
+  return std::nullopt;
+}
+
+// Both sockets are bound before either accepts: a client that finds one finds the other.
+std::optional<Daemon::Failure> Daemon::Serve() {
+  absl::StatusOr<UniqueFd> control = ListenUnix(dir_->control_path(), SOCK_STREAM, kSocketMode);
+  if (!control.ok()) return Failure{ExitCode::kSocketDir, Annotate(control.status(), "socket_dir")};
+  absl::StatusOr<UniqueFd> attach = ListenUnix(dir_->attach_path(), SOCK_SEQPACKET, kSocketMode);
+  if (!attach.ok()) return Failure{ExitCode::kSocketDir, Annotate(attach.status(), "socket_dir")};
+
+  absl::StatusOr<std::unique_ptr<rpc::GrpcServer>> grpc =
+      rpc::GrpcServer::Start(*std::move(control), {trainer_service_.get(), admin_service_.get(), &peer_service_},
+                             {.uids = AllowedUids(config_)});
+  if (!grpc.ok()) return Failure{ExitCode::kFailed, grpc.status()};
+  grpc_ = *std::move(grpc);
+
+  AttachHandlers handlers;
+  handlers.arena = [this](const Trainer& trainer, SessionId session, int rank, wire::ArenaKind kind) {
+    return table_->Arena(trainer, session, rank, kind);
+  };
+  handlers.gone = [this](AttachmentId attachment) {
+    table_->OnTrainerGone(attachment);
+    attachment_ended_ = true;
+    Wake();
+  };
+  absl::StatusOr<std::unique_ptr<AttachServer>> server =
+      AttachServer::Start(*std::move(attach), attachments_,
+                          {.uids = AllowedUids(config_), .daemon_version = DMUON_VERSION}, std::move(handlers));
+  if (!server.ok()) return Failure{ExitCode::kFailed, server.status()};
+  attach_ = *std::move(server);
+  return std::nullopt;
+}
+
+rpc::DaemonInfo Daemon::Info(int threads) const {
+  return {.version = DMUON_VERSION,
+          .instance_id = RandomId(),
+          .started = absl::Now(),
+          .backend = std::string(backend_->name()),
+          .kernel = backend_->description(),
+          .threads = threads,
+          .socket_dir = config_.socket_dir()};
+}
+
+bool Daemon::Idle(absl::Time started) const {
+  if (!config_.exit_when_idle() || attachments_.size() > 0) return false;
+  return attachment_ended_ || absl::Now() >= started + first_attachment_;
+}
+
+ExitCode Daemon::Run(int signals) {
+  const absl::Time started = absl::Now();
+  while (!drained_) {
+    const bool waits_for_first = config_.exit_when_idle() && !attachment_ended_ && !draining_;
+    const int64_t ms = absl::ToInt64Milliseconds(started + first_attachment_ - absl::Now()) + 1;
+    pollfd watched[] = {{signals, POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+    poll(watched, 2, waits_for_first ? static_cast<int>(std::clamp<int64_t>(ms, 100, INT_MAX)) : -1);
+    eventfd_t count;
+    eventfd_read(wake_.get(), &count);
+    signalfd_siginfo signal;
+    if (read(signals, &signal, sizeof(signal)) == sizeof(signal)) {
+      if (draining_) CutShort();
+      BeginDrain(strsignal(static_cast<int>(signal.ssi_signo)), absl::Seconds(config_.drain_timeout_seconds()));
+    } else if (drain_requested_ && !draining_) {
+      BeginDrain("admin", absl::Seconds(config_.drain_timeout_seconds()));
+    } else if (!draining_ && Idle(started)) {
+      BeginDrain("idle", absl::ZeroDuration());
+    }
+  }
+  drain_thread_.join();
+  grpc_->Stop(absl::Now() + kCallsAfterDrain);
+  attach_.reset();
+  dir_.reset();
+  Log(LogLevel::kInfo, "daemon_ended", {{"pid", getpid()}});
+  return ExitCode::kOk;
+}
+
+void Daemon::BeginDrain(absl::string_view reason, absl::Duration patience) {
+  draining_ = true;
+  Log(LogLevel::kInfo, "drain_started",
+      {{"reason", reason}, {"sessions", table_->size()}, {"timeout", absl::FormatDuration(patience)}});
+  NotifySystemd("STOPPING=1\nSTATUS=draining");
+  table_->StartDrain();
+  grpc_->SetServing(false);
+  drain_thread_ = std::thread([this, deadline = absl::Now() + patience] {
+    table_->FinishDrain(deadline);
+    drained_ = true;
+    Wake();
+  });
+}
+
+void Daemon::Wake() const { eventfd_write(wake_.get(), 1); }
+
+void Daemon::CutShort() {
+  Log(LogLevel::kWarning, "drain_cut_short", {{"sessions", table_->size()}, {"reason", "second signal"}});
+  dir_.reset();
+  _exit(static_cast<int>(ExitCode::kFailed));  // threads are at work: nothing else can be taken down
+}
+
+}  // namespace dmuon::server

@@ -1,0 +1,105 @@
+// dmuond: reads what it is asked, makes a daemon, runs it.
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <optional>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/unique_fd.h"
+#include "server/daemon/command_line.h"
+#include "server/daemon/config.h"
+#include "server/daemon/daemon.h"
+#include "server/daemon/exit_codes.h"
+
+extern char** environ;
+
+namespace dmuon::server {
+namespace {
+
+std::map<std::string, std::string> Environment() {
+  std::map<std::string, std::string> result;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    if (const size_t at = text.find('='); at != std::string::npos) result[text.substr(0, at)] = text.substr(at + 1);
+  }
+  return result;
+}
+
+void SetLog(const config::v1::Config& config) {
+  const std::string& level = config.log_level();
+  SetLogLevel(level == "debug"     ? LogLevel::kDebug
+              : level == "warning" ? LogLevel::kWarning
+              : level == "error"   ? LogLevel::kError
+                                   : LogLevel::kInfo);
+  SetLogFormat(config.log_format() == "json" ? LogFormat::kJson : LogFormat::kText);
+}
+
+// SIGINT and SIGTERM are read from a descriptor. REQUIRES: no thread was started yet, so that all inherit the mask.
+UniqueFd TakeSignals() {
+  signal(SIGPIPE, SIG_IGN);
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  return UniqueFd(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+}
+
+bool TellReady(int fd) {
+  if (fd < 0) return true;
+  constexpr char kReady[] = "ready\n";
+  const bool told = write(fd, kReady, sizeof(kReady) - 1) == sizeof(kReady) - 1;
+  close(fd);
+  return told;
+}
+
+ExitCode Fail(ExitCode code, const absl::Status& status) {
+  std::fprintf(stderr, "dmuond: %s\n", std::string(status.message()).c_str());
+  return code;
+}
+
+ExitCode Serve(const LoadedConfig& loaded, int ready_fd) {
+  SetLog(loaded.config);
+  for (const std::string& warning : loaded.warnings) Log(LogLevel::kWarning, "configuration", {{"warning", warning}});
+  const UniqueFd signals = TakeSignals();
+  Daemon daemon(loaded.config);
+  if (const std::optional<Daemon::Failure> failure = daemon.Start(); failure.has_value()) {
+    return Fail(failure->code, failure->status);
+  }
+  if (!TellReady(ready_fd)) Log(LogLevel::kWarning, "ready_fd", {{"error", "cannot be written"}, {"fd", ready_fd}});
+  return daemon.Run(signals.get());
+}
+
+ExitCode Main(int argc, char** argv) {
+  const CommandLine line = ParseCommandLine(argc, argv);
+  if (line.action == CommandLine::Action::kExit) {
+    std::fputs(line.text.c_str(), line.exit_code == 0 ? stdout : stderr);
+    return static_cast<ExitCode>(line.exit_code);
+  }
+  const absl::StatusOr<LoadedConfig> loaded =
+      LoadConfig({.file = line.config, .environment = Environment(), .flags = line.flags});
+  if (!loaded.ok()) return Fail(ExitCode::kConfiguration, loaded.status());
+  if (line.action == CommandLine::Action::kPrintConfig) std::fputs(PrintConfig(*loaded).c_str(), stdout);
+  if (line.action != CommandLine::Action::kRun) {
+    for (const std::string& warning : loaded->warnings) std::fprintf(stderr, "dmuond: warning: %s\n", warning.c_str());
+    return ExitCode::kOk;
+  }
+  return Serve(*loaded, line.ready_fd);
+}
+
+}  // namespace
+}  // namespace dmuon::server
+
+int main(int argc, char** argv) {
+  std::set_terminate([] {
+    dmuon::Log(dmuon::LogLevel::kError, "internal_error", {{"error", "uncaught exception"}});
+    _exit(static_cast<int>(dmuon::server::ExitCode::kInternal));
+  });
+  return static_cast<int>(dmuon::server::Main(argc, argv));
+}
