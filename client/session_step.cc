@@ -223,7 +223,7 @@ absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
   }
   s.ForgetGradUse();
   // Ranks that discarded a different number of times meet again here.
-  s.NextGeneration(std::max(generation + 1, verdict.next_generation));
+  s.NextGeneration(verdict.next_generation);
   if (verdict.code != 0) return VerdictStatus(verdict);
   if (verdict.step != step) {
     s.phase = Phase::kLost;
