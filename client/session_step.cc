@@ -202,7 +202,6 @@ absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
   Impl& s = *impl_;
   RETURN_IF_ERROR(s.CheckStarted());
   const uint64_t step = s.step + 1;
-  const uint64_t generation = s.generation;
   uint64_t sent = 0;
   RETURN_IF_ERROR(s.Push(
       wire::RecordType::kStep,
