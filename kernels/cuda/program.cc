@@ -1,6 +1,7 @@
 #include "kernels/cuda/program.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 

@@ -14,7 +14,6 @@ absl::Status ToStatus(cudaError_t error, absl::string_view doing) {
     case cudaErrorInsufficientDriver:
     case cudaErrorInvalidDevice:
     case cudaErrorDevicesUnavailable:
-    case cudaErrorDeviceUnavailable:
     case cudaErrorCompatNotSupportedOnDevice:
     case cudaErrorSystemNotReady:
     case cudaErrorSystemDriverMismatch: return absl::UnavailableError(message);

@@ -35,6 +35,17 @@ std::string CutChoice::name() const {
   return "?";
 }
 
+std::vector<CutMeasurement> CutRecord::Find(const SymmetricShape& shape) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = known_.find(shape.key());
+  return found != known_.end() ? found->second : std::vector<CutMeasurement>();
+}
+
+void CutRecord::Keep(const SymmetricShape& shape, std::vector<CutMeasurement> measurements) {
+  absl::MutexLock lock(&mutex_);
+  known_[shape.key()] = std::move(measurements);
+}
+
 std::vector<CutChoice> SymmetricProduct::Candidates(int64_t order) {
   std::vector<CutChoice> choices = {{Cut::kWhole, 0}, {Cut::kMirror, 0}};
   for (int panels : {2, 3, 4, 6, 8}) {

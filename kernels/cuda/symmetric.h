@@ -5,10 +5,13 @@
 #define DMUON_KERNELS_CUDA_SYMMETRIC_H_
 
 #include <array>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "kernels/cuda/matmul.h"
 
 namespace dmuon::cuda {
@@ -46,6 +49,8 @@ struct SymmetricShape {
   bool transpose_a = false, transpose_b = false;
   int64_t lda = 0, ldb = 0;
   Element element = Element::kF16;
+
+  auto key() const { return std::make_tuple(order, depth, transpose_a, transpose_b, lda, ldb, element); }
 };
 
 // What was found when a product was made, for the record of the plan.
@@ -54,6 +59,18 @@ struct CutMeasurement {
   float milliseconds = 0;
   double difference = 0;  // relative to the whole product, Frobenius
   bool agrees = false;
+};
+
+// The measurements of one device, kept as long as its backend: a shape is measured once. Thread-safe.
+class CutRecord {
+ public:
+  // Empty: not measured yet.
+  std::vector<CutMeasurement> Find(const SymmetricShape& shape) const;
+  void Keep(const SymmetricShape& shape, std::vector<CutMeasurement> measurements);
+
+ private:
+  mutable absl::Mutex mutex_;
+  std::map<decltype(SymmetricShape().key()), std::vector<CutMeasurement>> known_ ABSL_GUARDED_BY(mutex_);
 };
 
 class SymmetricProduct {

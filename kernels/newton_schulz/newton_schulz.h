@@ -41,6 +41,9 @@ class NewtonSchulz {
 
   // Bytes of private memory that Run needs. One workspace serves any number of plans, one at a time.
   virtual size_t workspace_bytes() const = 0;
+  // Makes Run on this workspace cheaper to launch, where the device has a way to (a recorded graph). Optional; outside the
+  // step, and never while Run is on.
+  virtual absl::Status Prepare(void* /*workspace*/) { return absl::OkStatus(); }
   // out = NS(in), both rows x cols, dense, row-major, fp32; `in` keeps its bytes; in == out is allowed.
   virtual void Run(Stream stream, const float* in, float* out, void* workspace) const = 0;
   virtual NsForm form() const = 0;

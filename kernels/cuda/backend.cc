@@ -1,0 +1,162 @@
+#include "kernels/cuda/backend.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "kernels/cuda/buffer.h"
+#include "kernels/cuda/status.h"
+#include "kernels/cuda/stream.h"
+
+namespace dmuon::cuda {
+namespace {
+
+using kernels::Stream;
+
+constexpr int kLeastMajor = 8;  // the oldest architecture that this library has code for
+
+StreamState& Of(Stream stream) { return *static_cast<StreamState*>(stream.handle); }
+
+Element ToElement(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kF32: return Element::kF32;
+    case Dtype::kBF16: return Element::kBF16;
+    case Dtype::kF16: return Element::kF16;
+  }
+  return Element::kF32;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(int device) {
+  int count = 0;
+  RETURN_IF_ERROR(ToStatus(cudaGetDeviceCount(&count), "looking for CUDA devices"));
+  if (device < 0 || device >= count) {
+    return absl::UnavailableError(absl::StrCat("CUDA device ", device, " of ", count));
+  }
+  cudaDeviceProp properties = {};
+  RETURN_IF_ERROR(ToStatus(cudaGetDeviceProperties(&properties, device), "reading the device's properties"));
+  if (properties.major < kLeastMajor) {
+    return absl::UnavailableError(absl::StrCat(properties.name, " has compute capability ", properties.major, ".",
+                                               properties.minor, ", expected ", kLeastMajor, ".0 or newer"));
+  }
+  RETURN_IF_ERROR(ToStatus(cudaSetDevice(device), absl::StrCat("opening ", properties.name)));
+  RETURN_IF_ERROR(ToStatus(cudaFree(nullptr), absl::StrCat("opening ", properties.name)));  // makes the context
+  ASSIGN_OR_RETURN(std::unique_ptr<LtContext> context, LtContext::Create(device));
+  int driver = 0;
+  int runtime = 0;
+  (void)cudaDriverGetVersion(&driver);
+  (void)cudaRuntimeGetVersion(&runtime);
+  std::string description = absl::StrCat("cuda: ", properties.name, " (sm_", properties.major, properties.minor,
+                                         "), driver ", driver / 1000, ".", driver % 1000 / 10, ", runtime ",
+                                         runtime / 1000, ".", runtime % 1000 / 10, ", cuBLASLt ", cublasLtGetVersion());
+  return std::unique_ptr<CudaBackend>(new CudaBackend(device, std::move(description), std::move(context)));
+}
+
+absl::StatusOr<void*> CudaBackend::Allocate(size_t bytes) {
+  ASSIGN_OR_RETURN(Buffer buffer, Buffer::Allocate(device_, bytes));
+  return buffer.Release();
+}
+
+void CudaBackend::Free(void* memory) {
+  if (memory != nullptr) FreeDeviceMemory(device_, memory);
+}
+
+absl::StatusOr<Stream> CudaBackend::CreateStream() {
+  ASSIGN_OR_RETURN(std::unique_ptr<StreamState> state, StreamState::Create(device_));
+  return Stream{state.release()};
+}
+
+void CudaBackend::DestroyStream(Stream stream) { delete static_cast<StreamState*>(stream.handle); }
+
+absl::Status CudaBackend::Synchronize(Stream stream) { return Of(stream).Synchronize(); }
+
+void CudaBackend::CopyToHost(Stream stream, void* host, const void* device, size_t bytes) {
+  Of(stream).CopyToHost(host, device, bytes);
+}
+
+void CudaBackend::CopyFromHost(Stream stream, void* device, const void* host, size_t bytes) {
+  Of(stream).CopyFromHost(device, host, bytes);
+}
+
+void CudaBackend::MeanOverRanks(Stream stream, const kernels::MeanArgs& args) {
+  StreamState& state = Of(stream);
+  MeanParams p;
+  if (args.inputs.size() > static_cast<size_t>(kMaxInputs)) {
+    state.Note(absl::InvalidArgumentError(
+        absl::StrCat("a mean of ", args.inputs.size(), " ranks on one device, expected at most ", kMaxInputs)));
+    return;
+  }
+  for (const void* input : args.inputs) p.inputs.at[p.inputs.count++] = input;
+  p.count = args.count;
+  p.divisor = args.divisor;
+  p.mean = args.mean;
+  p.square_sum = args.square_sum;
+  p.scratch = state.scratch();
+  state.Note(LaunchMean(state.get(), p, ToElement(args.dtype), args.accumulate), "mean over ranks");
+}
+
+void CudaBackend::Lookahead(Stream stream, const kernels::LookaheadArgs& args) {
+  LookaheadParams p;
+  p.momentum = args.momentum;
+  p.gradient = args.gradient;
+  p.update = args.update;
+  p.count = args.count;
+  p.mu = args.mu;
+  p.clip = args.clip;
+  Of(stream).Note(LaunchLookahead(Of(stream).get(), p, args.nesterov), "lookahead");
+}
+
+void CudaBackend::MuonCommit(Stream stream, const kernels::MuonCommitArgs& args) {
+  MuonCommitParams p;
+  p.momentum = args.momentum;
+  p.gradient = args.gradient;
+  p.weight = args.weight;
+  p.orthogonal = args.orthogonal;
+  p.count = args.count;
+  p.mu = args.mu;
+  p.clip = args.clip;
+  p.keep = 1 - args.decay;
+  p.scale = args.scale;
+  Of(stream).Note(LaunchMuonCommit(Of(stream).get(), p), "muon commit");
+}
+
+void CudaBackend::Adamw(Stream stream, const kernels::AdamwArgs& args) {
+  const double correction1 = 1 - std::pow(args.beta1, static_cast<double>(args.step));
+  const double correction2 = 1 - std::pow(args.beta2, static_cast<double>(args.step));
+  AdamwParams p;
+  p.weight = args.weight;
+  p.exp_avg = args.exp_avg;
+  p.exp_avg_sq = args.exp_avg_sq;
+  p.gradient = args.gradient;
+  p.count = args.count;
+  p.keep = static_cast<float>(1 - args.lr * args.weight_decay);
+  p.one_minus_beta1 = static_cast<float>(1 - args.beta1);
+  p.beta2 = static_cast<float>(args.beta2);
+  p.one_minus_beta2 = static_cast<float>(1 - args.beta2);
+  p.sqrt_correction2 = static_cast<float>(std::sqrt(correction2));
+  p.eps = static_cast<float>(args.eps);
+  p.step_size = static_cast<float>(args.lr / correction1);
+  Of(stream).Note(LaunchAdamw(Of(stream).get(), p), "adamw");
+}
+
+void CudaBackend::Publish(Stream stream, const float* from, Dtype dtype, void* to, int64_t count) {
+  Of(stream).Note(LaunchPublish(Of(stream).get(), from, ToElement(dtype), to, count), "publish");
+}
+
+absl::StatusOr<std::unique_ptr<kernels::NewtonSchulz>> CudaBackend::MakeNewtonSchulz(
+    const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols) {
+  return MakeTuned(options, {}, rows, cols);
+}
+
+absl::StatusOr<std::unique_ptr<CudaNewtonSchulz>> CudaBackend::MakeTuned(const kernels::NewtonSchulzOptions& options,
+                                                                         const NewtonSchulzTuning& tuning,
+                                                                         int64_t rows, int64_t cols) {
+  absl::MutexLock lock(&planning_);
+  return PlanOnCuda(*context_, cuts_, options, tuning, rows, cols);
+}
+
+}  // namespace dmuon::cuda

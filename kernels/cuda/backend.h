@@ -1,0 +1,58 @@
+// kernels::Backend on one CUDA device.
+#ifndef DMUON_KERNELS_CUDA_BACKEND_H_
+#define DMUON_KERNELS_CUDA_BACKEND_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "kernels/cuda/newton_schulz.h"
+#include "kernels/ops/backend.h"
+
+namespace dmuon::cuda {
+
+class CudaBackend final : public kernels::Backend {
+ public:
+  // UNAVAILABLE: no driver, no such device, or one that this library has no code for.
+  static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(int device);
+
+  absl::string_view name() const override { return "cuda"; }
+  std::string description() const override { return description_; }
+
+  absl::StatusOr<void*> Allocate(size_t bytes) override;
+  void Free(void* memory) override;
+  absl::StatusOr<kernels::Stream> CreateStream() override;
+  void DestroyStream(kernels::Stream stream) override;
+  absl::Status Synchronize(kernels::Stream stream) override;
+  void CopyToHost(kernels::Stream stream, void* host, const void* device, size_t bytes) override;
+  void CopyFromHost(kernels::Stream stream, void* device, const void* host, size_t bytes) override;
+
+  void MeanOverRanks(kernels::Stream stream, const kernels::MeanArgs& args) override;
+  void Lookahead(kernels::Stream stream, const kernels::LookaheadArgs& args) override;
+  void MuonCommit(kernels::Stream stream, const kernels::MuonCommitArgs& args) override;
+  void Adamw(kernels::Stream stream, const kernels::AdamwArgs& args) override;
+  void Publish(kernels::Stream stream, const float* from, Dtype dtype, void* to, int64_t count) override;
+
+  absl::StatusOr<std::unique_ptr<kernels::NewtonSchulz>> MakeNewtonSchulz(const kernels::NewtonSchulzOptions& options,
+                                                                          int64_t rows, int64_t cols) override;
+  // The same with choices forced. For measurements.
+  absl::StatusOr<std::unique_ptr<CudaNewtonSchulz>> MakeTuned(const kernels::NewtonSchulzOptions& options,
+                                                              const NewtonSchulzTuning& tuning, int64_t rows,
+                                                              int64_t cols);
+
+ private:
+  CudaBackend(int device, std::string description, std::unique_ptr<LtContext> context)
+      : device_(device), description_(std::move(description)), context_(std::move(context)) {}
+
+  const int device_;
+  const std::string description_;
+  const std::unique_ptr<LtContext> context_;
+  CutRecord cuts_;
+  absl::Mutex planning_;  // one plan at a time: measurements would disturb each other
+};
+
+}  // namespace dmuon::cuda
+
+#endif  // DMUON_KERNELS_CUDA_BACKEND_H_

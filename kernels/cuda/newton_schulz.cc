@@ -1,0 +1,391 @@
+#include "kernels/cuda/newton_schulz.h"
+
+#include <algorithm>
+#include <cmath>
+#include <list>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
+#include "base/status_macros.h"
+#include "kernels/cuda/buffer.h"
+#include "kernels/cuda/graph.h"
+#include "kernels/cuda/measuring_room.h"
+#include "kernels/cuda/program.h"
+#include "kernels/cuda/status.h"
+#include "kernels/cuda/stream.h"
+#include "kernels/newton_schulz/coefficients.h"
+#include "kernels/newton_schulz/form.h"
+#include "kernels/newton_schulz/restarts.h"
+
+namespace dmuon::cuda {
+namespace {
+
+using kernels::NewtonSchulzOptions;
+using kernels::NsForm;
+using Kind = Operation::Kind;
+
+constexpr int64_t kPad = 64;
+constexpr size_t kAlign = 256;
+
+Element ToElement(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kF32: return Element::kF32;
+    case Dtype::kBF16: return Element::kBF16;
+    case Dtype::kF16: return Element::kF16;
+  }
+  return Element::kF32;
+}
+
+// Where everything of a run lies in its workspace. X is m x n, m <= n. A wide input is stored as it comes, row-major, which
+// cuBLAS reads as the column-major transpose Y = X^T (n x m): X X^T = Y^T Y and (Q X)^T = Y Q. A tall input is X^T as it
+// comes, which cuBLAS reads as X itself. So nothing is ever transposed.
+struct Places {
+  bool wide = true;
+  int64_t order = 0, depth = 0;  // padded m and n
+  PaddedShape shape;             // of the input
+  size_t x_bytes = 0, buffer_bytes = 0;
+  size_t x[2] = {}, buffers = 0, products = 0;  // offsets; the Normalization is at 0
+  size_t product_stride = 0;
+  size_t bytes = 0;
+
+  int64_t ld() const { return wide ? depth : order; }  // of X as cuBLAS reads it
+};
+
+Places Place(int64_t rows, int64_t cols, Element element) {
+  Places p;
+  p.wide = rows <= cols;
+  p.order = static_cast<int64_t>(AlignUp(static_cast<uint64_t>(std::min(rows, cols)), kPad));
+  p.depth = static_cast<int64_t>(AlignUp(static_cast<uint64_t>(std::max(rows, cols)), kPad));
+  p.shape = {.rows = rows, .cols = cols, .padded_rows = p.wide ? p.order : p.depth,
+             .padded_cols = p.wide ? p.depth : p.order};
+  const size_t element_bytes = element == Element::kF32 ? 4 : 2;
+  p.x_bytes = AlignUp(static_cast<size_t>(p.order * p.depth) * element_bytes, kAlign);
+  p.buffer_bytes = AlignUp(static_cast<size_t>(p.order * p.order) * element_bytes, kAlign);
+  return p;
+}
+
+void Arrange(Places& p, int x_buffers, int buffers, size_t product_bytes, int lanes) {
+  p.x[0] = kAlign;
+  p.x[1] = p.x[0] + (x_buffers == 2 ? p.x_bytes : 0);
+  p.buffers = p.x[1] + p.x_bytes;
+  p.products = p.buffers + static_cast<size_t>(buffers) * p.buffer_bytes;
+  p.product_stride = AlignUp(product_bytes, kAlign);
+  p.bytes = p.products + static_cast<size_t>(lanes) * p.product_stride;
+}
+
+// The products of a plan. Every order x order product has the same shape.
+struct Products {
+  SymmetricProduct gram, square;
+  Matmul apply;        // into the other X
+  Matmul apply_final;  // into the output, fp32
+};
+
+// Streams and events of a recording: two groups of lanes.
+class RecordingStreams {
+ public:
+  static absl::StatusOr<std::unique_ptr<RecordingStreams>> Create(size_t operations) {
+    auto streams = std::make_unique<RecordingStreams>();
+    for (cudaStream_t& s : streams->streams_) {
+      RETURN_IF_ERROR(ToStatus(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking), "creating a stream"));
+    }
+    streams->events_.resize(operations + 2 * (1 + Lanes::kSides), nullptr);
+    for (cudaEvent_t& e : streams->events_) {
+      RETURN_IF_ERROR(ToStatus(cudaEventCreateWithFlags(&e, cudaEventDisableTiming), "creating an event"));
+    }
+    return streams;
+  }
+  RecordingStreams() = default;
+  ~RecordingStreams() {
+    for (cudaEvent_t e : events_) {
+      if (e != nullptr) (void)cudaEventDestroy(e);
+    }
+    for (cudaStream_t s : streams_) {
+      if (s != nullptr) (void)cudaStreamDestroy(s);
+    }
+  }
+
+  Lanes Group(int group, char* workspace, size_t stride) const {
+    constexpr size_t kLanes = 1 + Lanes::kSides;
+    Lanes lanes;
+    const size_t first = static_cast<size_t>(group) * kLanes;
+    lanes.main = streams_[first];
+    lanes.fork = events_[first];
+    for (size_t i = 0; i < Lanes::kSides; ++i) {
+      lanes.side[i] = streams_[first + 1 + i];
+      lanes.join[i] = events_[first + 1 + i];
+    }
+    lanes.workspace = workspace + first * stride;
+    lanes.workspace_stride = stride;
+    return lanes;
+  }
+  cudaEvent_t done(size_t operation) const { return events_[2 * (1 + Lanes::kSides) + operation]; }
+
+ private:
+  std::array<cudaStream_t, 2 * (1 + Lanes::kSides)> streams_ = {};
+  std::vector<cudaEvent_t> events_;
+};
+
+class Plan final : public CudaNewtonSchulz {
+ public:
+  Plan(int device, NsForm form, Element element, Program program, Products products, Places places,
+       NewtonSchulzMeasurements measurements)
+      : device_(device),
+        form_(form),
+        element_(element),
+        program_(std::move(program)),
+        products_(std::move(products)),
+        places_(places),
+        measurements_(std::move(measurements)) {}
+
+  size_t workspace_bytes() const override { return places_.bytes; }
+  NsForm form() const override { return form_; }
+  const NewtonSchulzMeasurements& measurements() const override { return measurements_; }
+
+  std::string kernel() const override {
+    return absl::StrCat(form_ == NsForm::kGram ? "gram " : "direct ",
+                        element_ == Element::kF32 ? "fp32" : element_ == Element::kBF16 ? "bf16" : "fp16",
+                        " (cublaslt, ", products_.gram.choice().name(), "/", products_.square.choice().name(), ")");
+  }
+
+  absl::Status Prepare(void* workspace) override {
+    RETURN_IF_ERROR(ToStatus(cudaSetDevice(device_), "selecting the device"));
+    if (GraphFor(workspace) != nullptr) return absl::OkStatus();
+    ASSIGN_OR_RETURN(const auto streams, RecordingStreams::Create(program_.operations.size()));
+    char* base = static_cast<char*>(workspace);
+    const Lanes main = streams->Group(0, base + places_.products, places_.product_stride);
+    const Lanes aside = streams->Group(1, base + places_.products, places_.product_stride);
+    ASSIGN_OR_RETURN(Graph graph, Graph::Record(main.main, [&] { return Iterate(base, main, aside, streams.get()); }));
+    prepared_.push_back({workspace, std::move(graph)});
+    return absl::OkStatus();
+  }
+
+  void Run(kernels::Stream stream, const float* in, float* out, void* workspace) const override {
+    auto& state = *static_cast<StreamState*>(stream.handle);
+    const absl::Status status = Enqueue(state, in, out, static_cast<char*>(workspace));
+    if (!status.ok()) state.Note(Annotate(status, "newton-schulz"));
+  }
+
+ private:
+  struct Prepared {
+    void* workspace;
+    Graph graph;
+  };
+
+  const Graph* GraphFor(const void* workspace) const {
+    for (const Prepared& p : prepared_) {
+      if (p.workspace == workspace) return &p.graph;
+    }
+    return nullptr;
+  }
+
+  absl::Status Enqueue(StreamState& state, const float* in, float* out, char* base) const {
+    const cudaStream_t stream = state.get();
+    RETURN_IF_ERROR(ToStatus(cudaSetDevice(device_), "selecting the device"));
+    auto* normalization = reinterpret_cast<Normalization*>(base);
+    RETURN_IF_ERROR(ToStatus(LaunchNormalization(stream, in, places_.shape.rows * places_.shape.cols,
+                                                 program_.x_exponent, state.scratch(), normalization),
+                             "finding the norm"));
+    RETURN_IF_ERROR(ToStatus(
+        LaunchNormalize(stream, in, normalization, places_.shape, element_, base + places_.x[0]), "normalising"));
+    Lanes lanes;
+    lanes.main = stream;
+    lanes.workspace = base + places_.products;
+    if (const Graph* graph = GraphFor(base); graph != nullptr) {
+      RETURN_IF_ERROR(ToStatus(graph->Launch(stream), "launching the iteration"));
+    } else {
+      RETURN_IF_ERROR(Iterate(base, lanes, lanes, nullptr));
+    }
+    return Finish(lanes, base, out);
+  }
+
+  // All operations but the last.
+  absl::Status Iterate(char* base, const Lanes& main, const Lanes& aside, const RecordingStreams* recording) const {
+    for (size_t i = 0; i + 1 < program_.operations.size(); ++i) {
+      const Operation& op = program_.operations[i];
+      const Lanes& lanes = op.aside && recording != nullptr ? aside : main;
+      if (recording != nullptr) {
+        for (int before : op.wait_for) {
+          RETURN_IF_ERROR(ToStatus(cudaStreamWaitEvent(lanes.main, recording->done(static_cast<size_t>(before)), 0),
+                                   "ordering products"));
+        }
+      }
+      RETURN_IF_ERROR(Enqueue(op, lanes, base));
+      if (recording != nullptr && op.waited_for) {
+        RETURN_IF_ERROR(ToStatus(cudaEventRecord(recording->done(i), lanes.main), "ordering products"));
+      }
+    }
+    if (recording == nullptr) return absl::OkStatus();
+    for (int before : program_.operations.back().wait_for) {
+      RETURN_IF_ERROR(ToStatus(cudaStreamWaitEvent(main.main, recording->done(static_cast<size_t>(before)), 0),
+                               "ordering products"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Enqueue(const Operation& op, const Lanes& lanes, char* base) const {
+    MatmulOperands m;
+    m.alpha = static_cast<float>(op.alpha);
+    m.beta = static_cast<float>(op.beta);
+    switch (op.kind) {
+      case Kind::kGram:
+        m.a = m.b = base + places_.x[op.x];
+        m.d = At(base, op.out);
+        return products_.gram.Run(lanes, m);
+      case Kind::kMultiply:
+        m.a = At(base, op.left);
+        m.b = At(base, op.right);
+        m.c = At(base, op.e);
+        m.d = At(base, op.out);
+        if (op.shifted < 0) return products_.square.Run(lanes, m);
+        return products_.square.RunShifted(lanes, m, static_cast<float>(op.scale), static_cast<float>(op.diagonal),
+                                           At(base, op.shifted));
+      case Kind::kApply:
+        return Apply(op, lanes, base, base + places_.x[1 - op.x]);
+    }
+    return absl::InternalError("no such operation");
+  }
+
+  absl::Status Apply(const Operation& op, const Lanes& lanes, char* base, void* to) const {
+    MatmulOperands m;
+    m.alpha = static_cast<float>(op.alpha);
+    m.beta = static_cast<float>(op.beta);
+    SetFactors(op, base, m);
+    if (op.beta != 0) m.c = base + places_.x[op.x];
+    m.d = to;
+    return ToStatus(products_.apply.Run(lanes.main, m, lanes.workspace), "a matrix product");
+  }
+
+  // The last product writes the output itself where it can: its sums are fp32, and so is the output.
+  absl::Status Finish(const Lanes& lanes, char* base, float* out) const {
+    const Operation& op = program_.operations.back();
+    const float unscale = std::ldexp(1.0f, -program_.x_exponent);
+    if (op.beta == 0 && reinterpret_cast<uintptr_t>(out) % 16 == 0 && places_.shape.cols % 4 == 0) {
+      MatmulOperands m;
+      m.alpha = static_cast<float>(op.alpha) * unscale;
+      SetFactors(op, base, m);
+      m.d = out;
+      return ToStatus(products_.apply_final.Run(lanes.main, m, lanes.workspace), "a matrix product");
+    }
+    void* x = base + places_.x[1 - op.x];
+    RETURN_IF_ERROR(Apply(op, lanes, base, x));
+    return ToStatus(LaunchUnpad(lanes.main, x, element_, unscale, places_.shape, out), "writing the output");
+  }
+
+  void SetFactors(const Operation& op, char* base, MatmulOperands& m) const {
+    m.a = base + places_.x[op.x];
+    m.b = At(base, op.left);
+    if (!places_.wide) std::swap(m.a, m.b);
+  }
+
+  void* At(char* base, int buffer) const {
+    return base + places_.buffers + static_cast<size_t>(buffer) * places_.buffer_bytes;
+  }
+
+  const int device_;
+  const NsForm form_;
+  const Element element_;
+  const Program program_;
+  const Products products_;
+  const Places places_;
+  const NewtonSchulzMeasurements measurements_;
+  std::list<Prepared> prepared_;
+};
+
+SymmetricShape GramShape(const Places& p, Element element) {
+  return {.order = p.order, .depth = p.depth, .transpose_a = p.wide, .transpose_b = !p.wide, .lda = p.ld(),
+          .ldb = p.ld(), .element = element};
+}
+
+// Both factors are symmetric, so the transpose that cuBLAS likes best (both contiguous along the sum) is free.
+SymmetricShape SquareShape(const Places& p, Element element) {
+  return {.order = p.order, .depth = p.order, .transpose_a = true, .transpose_b = false, .lda = p.order, .ldb = p.order,
+          .element = element};
+}
+
+MatmulShape ApplyShape(const Places& p, Element element) {
+  MatmulShape s;
+  s.in = s.out = element;
+  s.k = p.order;
+  s.ldd = p.ld();
+  if (p.wide) {  // Y Q
+    s.m = p.depth, s.n = p.order, s.lda = p.ld(), s.ldb = p.order;
+  } else {  // Q X
+    s.m = p.order, s.n = p.depth, s.transpose_a = true, s.lda = p.order, s.ldb = p.ld();
+  }
+  return s;
+}
+
+MatmulShape FinalShape(const Places& p, Element element) {
+  MatmulShape s = ApplyShape(p, element);
+  s.out = Element::kF32;
+  s.m = p.shape.cols;
+  s.n = p.shape.rows;
+  s.ldd = p.shape.cols;
+  return s;
+}
+
+absl::StatusOr<Products> MakeProducts(LtContext& context, CutRecord& record, const Places& p, Element element,
+                                      const NewtonSchulzTuning& tuning, bool measure,
+                                      NewtonSchulzMeasurements& measurements) {
+  std::unique_ptr<MeasuringRoom> room;
+  if (measure) {
+    const size_t most = std::max({p.x_bytes, p.buffer_bytes});
+    absl::StatusOr<std::unique_ptr<MeasuringRoom>> made = MeasuringRoom::Create(context.device(), element, most);
+    // Without room to measure in, the library's own choices have to do.
+    if (!made.ok() && !absl::IsResourceExhausted(made.status())) return made.status();
+    if (made.ok()) room = *std::move(made);
+  }
+  const CutChoice plain = {Cut::kMirror, 0};
+  const auto make = [&](const SymmetricShape& shape, const std::optional<CutChoice>& fixed,
+                        std::vector<CutMeasurement>& measured) -> absl::StatusOr<SymmetricProduct> {
+    CutChoice choice = fixed.value_or(plain);
+    if (room != nullptr && !fixed.has_value()) {
+      ASSIGN_OR_RETURN(choice, room->BestCut(context, record, shape, measured));
+    }
+    return SymmetricProduct::Create(context, shape, choice, room != nullptr ? &room->ground() : nullptr);
+  };
+  const MeasuringGround* ground = room != nullptr ? &room->ground() : nullptr;
+  ASSIGN_OR_RETURN(SymmetricProduct gram, make(GramShape(p, element), tuning.gram_cut, measurements.gram));
+  ASSIGN_OR_RETURN(SymmetricProduct square, make(SquareShape(p, element), tuning.square_cut, measurements.square));
+  ASSIGN_OR_RETURN(Matmul apply, Matmul::Create(context, ApplyShape(p, element), ground));
+  // Where the output's rows are no multiple of 16 bytes this product never runs (Plan::Finish).
+  ASSIGN_OR_RETURN(Matmul apply_final, Matmul::Create(context, FinalShape(p, element), ground));
+  return Products{std::move(gram), std::move(square), std::move(apply), std::move(apply_final)};
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaNewtonSchulz>> PlanOnCuda(LtContext& context, CutRecord& record,
+                                                             const NewtonSchulzOptions& options,
+                                                             const NewtonSchulzTuning& tuning, int64_t rows,
+                                                             int64_t cols) {
+  constexpr int64_t kMostElements = int64_t{1} << 33;  // the kernels count fours of elements in 32 bits
+  if (rows > kMostElements / cols) {
+    return absl::InvalidArgumentError(absl::StrCat("newton-schulz: a matrix of ", rows, " x ", cols, " is too large"));
+  }
+  RETURN_IF_ERROR(ToStatus(cudaSetDevice(context.device()), "selecting the device"));
+  const Dtype dtype = options.deterministic ? Dtype::kF32 : options.iteration_dtype.value_or(Dtype::kF16);
+  const Element element = ToElement(dtype);
+  const NsForm form = kernels::ChooseForm(options, rows, cols);
+  const std::vector<kernels::Coefficients> schedule = kernels::Schedule(options);
+  std::vector<int> restarts;
+  if (form == NsForm::kGram) {
+    restarts = kernels::Restarts(options, dtype);
+    RETURN_IF_ERROR(kernels::CheckRestarts(schedule, restarts, dtype));
+  }
+  Program program = RecordProgram(form, schedule, restarts, rows, cols);
+  Places places = Place(rows, cols, element);
+  NewtonSchulzMeasurements measurements;
+  ASSIGN_OR_RETURN(Products products,
+                   MakeProducts(context, record, places, element, tuning, tuning.measure && !options.deterministic, measurements));
+  const size_t product_bytes =
+      std::max({products.gram.workspace_bytes(), products.square.workspace_bytes(), products.apply.workspace_bytes(),
+                products.apply_final.workspace_bytes()});
+  // The output may not take the last product directly (Plan::Finish), so the other X is always there.
+  Arrange(places, 2, program.buffers, product_bytes, 2 * (1 + Lanes::kSides));
+  return std::make_unique<Plan>(context.device(), form, element, std::move(program), std::move(products), places,
+                                std::move(measurements));
+}
+
+}  // namespace dmuon::cuda
