@@ -46,6 +46,19 @@ void AddKeys(CLI::App& app, std::list<KeyOption>& options) {
   }
 }
 
+// What was probably meant by a flag that is unknown.
+std::string Hint(CLI::App& app) {
+  std::vector<std::string> names = {"help", "version", "config", "print-config", "check-config", "ready-fd"};
+  for (const ConfigKey& key : ConfigKeys()) names.push_back(FlagName(key.name).substr(2));
+  for (std::string given : app.remaining()) {
+    if (given.rfind("--", 0) != 0) continue;
+    given = given.substr(2, given.find('=') - 2);
+    const std::string nearest = NearestName(given, names);
+    if (!nearest.empty()) return absl::StrCat("Did you mean --", nearest, " in place of --", given, "?\n");
+  }
+  return "";
+}
+
 }  // namespace
 
 CommandLine ParseCommandLine(int argc, const char* const* argv) {
@@ -72,7 +85,7 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
     result.action = CommandLine::Action::kExit;
     const bool usage = app.exit(e, out, error) != 0;
     result.exit_code = static_cast<int>(usage ? ExitCode::kUsage : ExitCode::kOk);
-    result.text = usage ? absl::StrCat("dmuond: ", error.str()) : out.str();
+    result.text = usage ? absl::StrCat("dmuond: ", error.str(), Hint(app)) : out.str();
     return result;
   }
   if (version) {

@@ -92,7 +92,8 @@ class Checker {
  private:
   std::string Where(absl::string_view key) const {
     const std::string& origin = loaded_.origin.at(std::string(key));
-    return origin == "default" ? "" : absl::StrCat(origin, ": ");
+    if (origin == "default") return "";
+    return origin == "flag" ? absl::StrCat("flag ", FlagName(key), ": ") : absl::StrCat(origin, ": ");
   }
   std::string Given(absl::string_view key) const { return ValueText(loaded_.config, key); }
 
