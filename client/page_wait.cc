@@ -15,7 +15,6 @@ namespace {
 // A daemon's answer that comes at once costs no system call, and a late one costs no more than
 // this.
 constexpr std::chrono::microseconds kSpin{5};
-constexpr absl::Duration kLookEvery = absl::Milliseconds(100);
 
 bool MoreThanOneCore() {
   static const bool more = [] {
@@ -62,7 +61,7 @@ absl::Status PageStatus(const wire::ControlPage& page) {
 }
 
 absl::Status WaitOnPage(const wire::ControlPage& page, const Connection::Impl& connection,
-                        absl::FunctionRef<bool()> done) {
+                        absl::FunctionRef<bool()> done, absl::Duration tick) {
   if (done() || SpinUntil(done)) return absl::OkStatus();
   absl::Time next_look = absl::Now() + kLookEvery;
   for (;;) {
@@ -75,7 +74,7 @@ absl::Status WaitOnPage(const wire::ControlPage& page, const Connection::Impl& c
     }
     // What was waited for may have come just before the end.
     if (!status.ok()) return done() ? absl::OkStatus() : status;
-    page.TrainerWait(seen, kLookEvery);
+    page.TrainerWait(seen, tick);
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "client/connection_impl.h"
 #include "proto/wire/control_page.h"
 
@@ -13,11 +14,15 @@ namespace dmuon::client {
 // What the page says about its session: OK, or why nothing will be answered any more.
 absl::Status PageStatus(const wire::ControlPage& page);
 
+// How often a waiting thread looks at more than the page.
+inline constexpr absl::Duration kLookEvery = absl::Milliseconds(100);
+
 // Returns OK once `done` is true, whatever else happened. UNAVAILABLE: the daemon died, or the
 // session failed or was closed under us; CANCELLED: interrupted. `done` reads words that the daemon
-// writes before it rings. Allocates nothing.
+// writes before it rings; where it does
+// not ring, every `tick`. Allocates nothing.
 absl::Status WaitOnPage(const wire::ControlPage& page, const Connection::Impl& connection,
-                        absl::FunctionRef<bool()> done);
+                        absl::FunctionRef<bool()> done, absl::Duration tick = kLookEvery);
 
 }  // namespace dmuon::client
 

@@ -64,7 +64,7 @@ struct Session::Impl {
   // FAILED_PRECONDITION unless started; in a forked child; UNAVAILABLE once the session is lost.
   absl::Status CheckStarted() const;
   // Waits on the page; an error other than CANCELLED loses the session.
-  absl::Status Wait(absl::FunctionRef<bool()> done);
+  absl::Status Wait(absl::FunctionRef<bool()> done, absl::Duration tick = kLookEvery);
   // Lets `fill` complete a record that has generation, epoch and digest, and pushes it; waits while
   // the ring is full. `fill` may run again after such a wait, and touches nothing but the record
   // and what push_mu guards.
@@ -73,8 +73,6 @@ struct Session::Impl {
       ABSL_LOCKS_EXCLUDED(push_mu);
   // Begins to collect gradients for generation `next`.
   void NextGeneration(uint64_t next) ABSL_LOCKS_EXCLUDED(push_mu);
-  // Once a generation is answered nobody's result depends on its gradients, read or not: all may be written over.
-  void ForgetGradUse() ABSL_LOCKS_EXCLUDED(push_mu);
 
   // Configure, after the daemon's answer.
   absl::Status Adopt(const OptimizerOptions& options, const v1::ConfigureGroupsResponse& response);

@@ -11,6 +11,8 @@
 namespace dmuon::client {
 namespace {
 
+constexpr absl::Duration kRoomTick = absl::Milliseconds(1);
+
 absl::Status CheckBoundary(const Session::Impl& s, int boundary) {
   if (boundary >= 0 && static_cast<size_t>(boundary) < s.boundaries.size()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat("expected a boundary from 0 to %d, got %d",
@@ -41,8 +43,8 @@ absl::Status Session::Impl::CheckStarted() const {
       absl::StrFormat("session '%s': expected Start before this call", job));
 }
 
-absl::Status Session::Impl::Wait(absl::FunctionRef<bool()> done) {
-  const absl::Status status = WaitOnPage(page, *connection, done);
+absl::Status Session::Impl::Wait(absl::FunctionRef<bool()> done, absl::Duration tick) {
+  const absl::Status status = WaitOnPage(page, *connection, done, tick);
   if (!status.ok() && !absl::IsCancelled(status)) phase = Phase::kLost;
   return status;
 }
@@ -65,11 +67,14 @@ absl::Status Session::Impl::Push(wire::RecordType type,
         return absl::OkStatus();
       }
     }
-    RETURN_IF_ERROR(Wait([&header, this] {
-      return header.ring_tail.load(std::memory_order_acquire) -
-                 header.ring_head.load(std::memory_order_acquire) <
-             page.layout().ring_capacity;
-    }));
+    // The daemon does not ring for room: it makes it at once, unless it is stopped.
+    RETURN_IF_ERROR(Wait(
+        [&header, this] {
+          return header.ring_tail.load(std::memory_order_acquire) -
+                     header.ring_head.load(std::memory_order_acquire) <
+                 page.layout().ring_capacity;
+        },
+        kRoomTick));
   }
 }
 
@@ -78,12 +83,9 @@ void Session::Impl::NextGeneration(uint64_t next) {
   backwards = 0;
   absl::MutexLock lock(&push_mu);
   micro.assign(micro.size(), 0);
-  generation = next;
-}
-
-void Session::Impl::ForgetGradUse() {
-  absl::MutexLock lock(&push_mu);
+  // Nobody's result depends on the old generation's gradients any more, read or not: all may be written over.
   last_use.assign(last_use.size(), {});
+  generation = next;
 }
 
 absl::Status Session::WaitWeights(int boundary) {
@@ -220,9 +222,9 @@ absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
     s.phase = Phase::kLost;  // the answer may still come, and nobody would match it
     return waited;
   }
-  s.ForgetGradUse();
-  // Ranks that discarded a different number of times meet again here.
-  s.NextGeneration(verdict.next_generation);
+  // A STEP that was refused out of order leaves all as it was. Else ranks that discarded a different number of times meet
+  // again in one generation.
+  if (verdict.next_generation != s.generation) s.NextGeneration(verdict.next_generation);
   if (verdict.code != 0) return VerdictStatus(verdict);
   if (verdict.step != step) {
     s.phase = Phase::kLost;
