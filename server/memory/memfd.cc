@@ -4,11 +4,32 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
+
+#include <cstdint>
+#include <fstream>
+#include <limits>
 
 #include "absl/strings/str_format.h"
 
 namespace dmuon::server {
+namespace {
+
+// Bytes that can be taken without pushing anybody out; what the kernel calls MemAvailable. The largest number when it
+// does not say.
+uint64_t AvailableBytes() {
+  std::ifstream meminfo("/proc/meminfo");
+  std::string key, unit;
+  uint64_t kib = 0;
+  while (meminfo >> key >> kib) {
+    std::getline(meminfo, unit);
+    if (key == "MemAvailable:") return kib * 1024;
+  }
+  return std::numeric_limits<uint64_t>::max();
+}
+
+}  // namespace
 
 absl::StatusOr<SealedMemory> SealedMemory::Create(const std::string& name, size_t bytes) {
   const auto failed = [&](const char* call) {
@@ -19,6 +40,17 @@ absl::StatusOr<SealedMemory> SealedMemory::Create(const std::string& name, size_
     }
     return absl::InternalError(text);
   };
+  // Shared memory has no limit of its own: reserving more than there is would end other processes first.
+  if (const uint64_t available = AvailableBytes(); bytes > available) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "shared memory '%s': needs %d bytes, %d are available", name, bytes, available));
+  }
+  // The kernel's own tmpfs has no limit: fallocate of more than the machine has ends in the OOM killer, not in ENOSPC.
+  struct sysinfo machine;
+  if (sysinfo(&machine) == 0 && bytes / machine.mem_unit > machine.totalram) {
+    errno = ENOMEM;
+    return failed("more than the machine has");
+  }
   SealedMemory memory;
   memory.fd_ = UniqueFd(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!memory.fd_.valid()) return failed("memfd_create");
