@@ -113,6 +113,9 @@ inline void GenericLoadTile(const float* from, int64_t stride, int rows, int col
                             float s2, float* __restrict tile) {
   if (cols == kTile) {
     for (int i = 0; i < rows; ++i) {
+      // The tile to the right comes next; its rows are too far apart for the processor to see it.
+      __builtin_prefetch(from + i * stride + kTile);
+      __builtin_prefetch(from + i * stride + kTile + kTile / 2);
       for (int j = 0; j < kTile; ++j) tile[i * kTile + j] = from[i * stride + j] * s1 * s2;
     }
   } else {
@@ -164,47 +167,54 @@ void EmulatedMultiplyBf16(const void* a, const void* b, int64_t packed_rows, flo
 
 // -------------------------------------------------------------------------------------------------------- vectors
 
-// The tree over lanes is the same everywhere.
-inline double SumOfLanes(const double (&lanes)[kLanes]) {
-  double sums[kLanes];
-  for (int i = 0; i < kLanes; ++i) sums[i] = lanes[i];
-  for (int width = kLanes / 2; width >= 1; width /= 2) {
-    for (int i = 0; i < width; ++i) sums[i] += sums[i + width];
-  }
-  return sums[0];
-}
+typedef float F32Lanes __attribute__((vector_size(4 * kLanes)));
+typedef double F64Lanes __attribute__((vector_size(8 * kLanes)));
 
-// Element i goes to lane i mod 16. The square of a float is exact in double, but for the ends of its range.
+// Element i goes to lane i mod 16, and the lanes are added in a fixed tree, whatever the instruction set. The square of
+// a float is exact in double, but for the ends of its range.
 struct SquareSum {
-  double lanes[kLanes] = {};
+  F64Lanes lanes = {};
 
   void Add(const float* x,
            int64_t count) {  // REQUIRES: all calls but the last have count % 16 == 0
+    F64Lanes sums = lanes;
     int64_t i = 0;
     for (; i + kLanes <= count; i += kLanes) {
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const double value = x[i + lane];
-        lanes[lane] += value * value;
-      }
+      F32Lanes narrow;
+      __builtin_memcpy(&narrow, x + i, sizeof(narrow));
+      const F64Lanes values = __builtin_convertvector(narrow, F64Lanes);
+      sums += values * values;
     }
     for (; i < count; ++i) {
       const double value = x[i];
-      lanes[i % kLanes] += value * value;
+      sums[i % kLanes] += value * value;
     }
+    lanes = sums;
   }
-  double Total() const { return SumOfLanes(lanes); }
+  double Total() const {
+    double sums[kLanes];
+    __builtin_memcpy(sums, &lanes, sizeof(sums));
+    for (int width = kLanes / 2; width >= 1; width /= 2) {
+      for (int i = 0; i < width; ++i) sums[i] += sums[i + width];
+    }
+    return sums[0];
+  }
 };
 
 inline void GenericNorm(const float* x, int64_t count, double* square_sum, float* magnitude) {
+  constexpr int64_t kStretch = 1024;
   SquareSum squares;
-  squares.Add(x, count);
-  *square_sum = squares.Total();
-  float largest = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const float size = __builtin_fabsf(x[i]);
-    largest = size > largest ? size : largest;
+  uint32_t largest = 0;  // floats without their sign compare like integers
+  for (int64_t start = 0; start < count; start += kStretch) {
+    const int64_t n = count - start < kStretch ? count - start : kStretch;
+    squares.Add(x + start, n);
+    for (int64_t i = start; i < start + n; ++i) {
+      const uint32_t bits = BitsOf(x[i]) & 0x7fffffff;
+      largest = bits > largest ? bits : largest;
+    }
   }
-  *magnitude = largest;
+  *square_sum = squares.Total();
+  *magnitude = FloatOf(largest);
 }
 
 template <typename T, float (*kConvert)(T)>
