@@ -165,8 +165,12 @@ absl::StatusOr<Opened> Session::Open(const Trainer& trainer, const OpenSpec& spe
   } else {
     return FailLocked(same);
   }
-  RETURN_IF_ERROR(Gather(opening_, spec.rank, absl::Now() + formation_timeout_, "opening the session",
-                         [] { return absl::OkStatus(); }));
+  if (const absl::Status status = Gather(opening_, spec.rank, absl::Now() + formation_timeout_,
+                                         "opening the session", [] { return absl::OkStatus(); });
+      !status.ok()) {
+    ranks_[spec.rank].alive = false;  // it has been told, and holds the session no longer
+    return status;
+  }
   if (state_ == SessionState::kForming) {
     state_ = SessionState::kOpen;
     Log(LogLevel::kInfo, "session_open",

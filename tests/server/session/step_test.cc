@@ -1,0 +1,342 @@
+// A step over real workers and arenas: the numbers, the protocol, and what a broken rank does to the others.
+
+#include "tests/server/session/fixture.h"
+
+namespace dmuon::server {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::Adamw64;
+using testing::ExpectAllOk;
+using testing::Gaussian;
+using testing::LocalTrainer;
+using testing::Matrix64;
+using testing::Muon64;
+using testing::OnRanks;
+using testing::RelativeError;
+using testing::SmallTable;
+using Trainers = std::vector<std::unique_ptr<LocalTrainer>>;
+
+class StepTest : public testing::SessionTest {
+ protected:
+  StepTest() = default;
+  explicit StepTest(SessionLimits limits) : SessionTest(limits) {}
+
+  static std::vector<float> GradOf(int parameter, int rank, int step, int micro = 0) {
+    return Gaussian(SmallTable().parameters[parameter].numel(), 1 + parameter + 10 * rank + 1000 * step + 100000 * micro);
+  }
+  static void SendGrads(LocalTrainer& t, int step, int micro = 0) {
+    const ParameterTable table = SmallTable();
+    for (size_t p = 0; p < table.parameters.size(); ++p) {
+      t.SetGrad(static_cast<int>(p), GradOf(static_cast<int>(p), t.rank(), step, micro));
+    }
+    for (uint32_t b = 0; b < 3; ++b) t.Ready(b, micro);
+  }
+  // In Z3 a boundary's window is written only after the one before it in the same window was read.
+  static absl::Status SendGradsZ3(LocalTrainer& t, int step, int micro = 0) {
+    const ParameterTable table = SmallTable();
+    for (uint32_t b = 0; b < 3; ++b) {
+      for (size_t p = 0; p < table.parameters.size(); ++p) {
+        if (table.parameters[p].boundary.index() == b) {
+          t.SetGrad(static_cast<int>(p), GradOf(static_cast<int>(p), t.rank(), step, micro));
+        }
+      }
+      t.Ready(b, micro);
+      RETURN_IF_ERROR(t.AwaitConsumed(b, micro));
+    }
+    return absl::OkStatus();
+  }
+  static std::vector<absl::Status> StepAll(Trainers& trainers, int step) {
+    return OnRanks(static_cast<int>(trainers.size()), [&](int r) {
+      SendGrads(*trainers[r], step);
+      return trainers[r]->Step(step);
+    });
+  }
+  std::vector<float> Master(LocalTrainer& t, int parameter) {
+    return *t.Read(SmallTable().parameters[parameter].name, StateKind::kWeight);
+  }
+};
+
+TEST_F(StepTest, TwentyStepsFollowTheFloat64Reference) {
+  for (int ranks : {1, 2, 3}) {
+    Trainers trainers = Start("reference", ranks);
+    std::vector<Muon64> muon(5);  // layers.0.w, layers.1.w, and the three matrices of head
+    Adamw64 adamw;
+    const auto start = [](int p) {
+      const std::vector<float> w = Gaussian(SmallTable().parameters[p].numel(), 100 + p);
+      return Matrix64(w.begin(), w.end());
+    };
+    muon[0] = {12, 20, start(0), {}};
+    muon[1] = {20, 8, start(2), {}};
+    const Matrix64 head = start(3);
+    for (int i = 0; i < 3; ++i) muon[2 + i] = {6, 9, Matrix64(head.begin() + 54 * i, head.begin() + 54 * (i + 1)), {}};
+    adamw.weight = start(1);
+    for (int step = 1; step <= 20; ++step) {
+      ExpectAllOk(StepAll(trainers, step));
+      const auto mean = [&](int p) {
+        Matrix64 g(SmallTable().parameters[p].numel(), 0);
+        for (int r = 0; r < ranks; ++r) {
+          const std::vector<float> x = GradOf(p, r, step);
+          for (size_t i = 0; i < g.size(); ++i) g[i] += x[i] / double(ranks);
+        }
+        return g;
+      };
+      muon[0].Step(mean(0), testing::kLr, testing::kMomentum, testing::kDecay);
+      muon[1].Step(mean(2), testing::kLr, testing::kMomentum, testing::kDecay);
+      const Matrix64 g = mean(3);
+      for (int i = 0; i < 3; ++i) {
+        muon[2 + i].Step(Matrix64(g.begin() + 54 * i, g.begin() + 54 * (i + 1)), testing::kLr, testing::kMomentum,
+                         testing::kDecay);
+      }
+      adamw.Step(mean(1), 1e-3, 0.9, 0.999, 1e-8, 0.01);
+    }
+    Matrix64 head64;
+    for (int i = 0; i < 3; ++i) head64.insert(head64.end(), muon[2 + i].weight.begin(), muon[2 + i].weight.end());
+    for (auto& t : trainers) {
+      EXPECT_LE(RelativeError(t->Weight(0, 240), muon[0].weight), 1e-5) << ranks << " ranks";
+      EXPECT_LE(RelativeError(t->Weight(1, 20), adamw.weight), 1e-6) << ranks << " ranks";
+      EXPECT_LE(RelativeError(t->Weight(2, 160), muon[1].weight), 1e-5) << ranks << " ranks";
+      EXPECT_LE(RelativeError(t->Weight(3, 162), head64), 1e-5) << ranks << " ranks";
+    }
+    ExpectAllOk(OnRanks(ranks, [&](int r) { return trainers[r]->Close(); }));
+  }
+}
+
+TEST_F(StepTest, WindowsGiveTheSameBitsAsResidentWeights) {
+  Trainers resident = Start("z2", 2);
+  Trainers windowed = Start("z3", 2, /*z3=*/true);
+  for (int step = 1; step <= 3; ++step) {
+    ExpectAllOk(StepAll(resident, step));
+    ExpectAllOk(OnRanks(2, [&](int r) {
+      RETURN_IF_ERROR(SendGradsZ3(*windowed[r], step));
+      return windowed[r]->Step(step);
+    }));
+  }
+  for (int r = 0; r < 2; ++r) {
+    const ParameterTable table = SmallTable();
+    for (uint32_t b = 0; b < 3; ++b) {
+      ASSERT_TRUE(windowed[r]->Materialize(b).ok());
+      for (int p = 0; p < 4; ++p) {
+        if (table.parameters[p].boundary.index() != b) continue;
+        const size_t n = table.parameters[p].numel();
+        EXPECT_EQ(windowed[r]->Weight(p, n), resident[r]->Weight(p, n)) << table.parameters[p].name;
+      }
+      windowed[r]->Release(b);
+    }
+  }
+}
+
+TEST_F(StepTest, MicrosAreSummedInOrder) {
+  Trainers once = Start("once", 2);
+  Trainers twice = Start("twice", 2);
+  // The sum of two micros is exact in fp32 when one of them is zero: the same bits as sending it once.
+  ExpectAllOk(StepAll(once, 1));
+  ExpectAllOk(OnRanks(2, [&](int r) {
+    LocalTrainer& t = *twice[r];
+    SendGrads(t, 1);
+    for (uint32_t b = 0; b < 3; ++b) RETURN_IF_ERROR(t.AwaitConsumed(b, 0));
+    for (int p = 0; p < 4; ++p) t.SetGrad(p, std::vector<float>(SmallTable().parameters[p].numel(), 0));
+    for (uint32_t b = 0; b < 3; ++b) t.Ready(b, 1);
+    return t.Step(1, /*micros=*/2);
+  }));
+  for (int p = 0; p < 4; ++p) EXPECT_EQ(Master(*once[0], p), Master(*twice[0], p));
+}
+
+TEST_F(StepTest, AParameterWithoutGradientKeepsItsBytesAndARankWithoutCountsAsZeros) {
+  Trainers trainers = Start("missing", 2);
+  const std::vector<float> before = Master(*trainers[0], 0);
+  ExpectAllOk(OnRanks(2, [&](int r) {
+    LocalTrainer& t = *trainers[r];
+    if (r == 0) t.SetGrad(2, GradOf(2, 0, 1));
+    if (r == 0) t.Ready(1);  // rank 1 sends nothing at all
+    return t.Step(1);
+  }));
+  EXPECT_EQ(Master(*trainers[0], 0), before);
+  EXPECT_EQ(*trainers[0]->Read("layers.0.w", StateKind::kMomentum), std::vector<float>(240, 0));
+  std::vector<float> half = GradOf(2, 0, 1);
+  for (float& x : half) x /= 2;
+  EXPECT_EQ(*trainers[1]->Read("layers.1.w", StateKind::kMomentum), half);
+}
+
+TEST_F(StepTest, AnInfOnOneRankSkipsTheStepOnAllAndKeepsStateBytes) {
+  Trainers trainers = Start("inf", 2);
+  ExpectAllOk(StepAll(trainers, 1));
+  const std::vector<float> weight = Master(*trainers[0], 0);
+  const std::vector<float> momentum = *trainers[0]->Read("layers.0.w", StateKind::kMomentum);
+  ExpectAllOk(OnRanks(2, [&](int r) {
+    LocalTrainer& t = *trainers[r];
+    std::vector<float> g = GradOf(0, r, 2);
+    if (r == 1) g[7] = std::numeric_limits<float>::infinity();
+    t.SetGrad(0, g);
+    t.Ready(0);
+    return t.Step(2);
+  }));
+  for (auto& t : trainers) {
+    EXPECT_EQ(t->page().header().verdict.flags, wire::kSkippedNonfinite);
+    EXPECT_EQ(t->page().header().verdict.step, 2u);
+  }
+  EXPECT_EQ(Master(*trainers[0], 0), weight);
+  EXPECT_EQ(*trainers[0]->Read("layers.0.w", StateKind::kMomentum), momentum);
+  ExpectAllOk(StepAll(trainers, 3));
+  EXPECT_NE(Master(*trainers[0], 0), weight);
+}
+
+TEST_F(StepTest, FoundInfElsewhereSkipsToo) {
+  Trainers trainers = Start("found", 2);
+  const std::vector<float> weight = Master(*trainers[0], 0);
+  ExpectAllOk(OnRanks(2, [&](int r) {
+    SendGrads(*trainers[r], 1);
+    return trainers[r]->Step(1, 1, r == 1 ? wire::kFoundInf : 0);
+  }));
+  EXPECT_EQ(Master(*trainers[0], 0), weight);
+}
+
+TEST_F(StepTest, ClipScalesTheMuonRouteByTheGlobalNorm) {
+  Trainers trainers = Start("clip", 1);
+  double norm = 0;
+  for (int p : {0, 2, 3}) {
+    for (float x : GradOf(p, 0, 1)) norm += double{x} * x;
+  }
+  norm = std::sqrt(norm);
+  SendGrads(*trainers[0], 1);
+  ASSERT_TRUE(trainers[0]->Step(1, 1, 0, /*max_norm=*/1.0).ok());
+  const wire::Verdict& v = trainers[0]->page().header().verdict;
+  EXPECT_NEAR(v.total_norm, norm, 1e-6 * norm);
+  EXPECT_DOUBLE_EQ(v.clip_coefficient, 1.0 / (v.total_norm + 1e-6));
+  const std::vector<float> momentum = *trainers[0]->Read("layers.0.w", StateKind::kMomentum);
+  EXPECT_NEAR(momentum[0], GradOf(0, 0, 1)[0] * v.clip_coefficient, 1e-7);
+}
+
+TEST_F(StepTest, GroupsThatDifferAreNamedAndTheStepCanBeTriedAgain) {
+  Trainers trainers = Start("groups", 2);
+  testing::SetGroups(*trainers[1], 0.5);
+  const std::vector<float> weight = Master(*trainers[0], 0);
+  for (const absl::Status& status : StepAll(trainers, 1)) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("group 'default/muon'"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("rank(s) 1"));
+  }
+  EXPECT_EQ(Master(*trainers[0], 0), weight);
+  testing::SetGroups(*trainers[1]);
+  ExpectAllOk(StepAll(trainers, 1));
+}
+
+TEST_F(StepTest, ADiscardOnAllRanksDropsTheGradientsAndOnOneIsNamed) {
+  Trainers trainers = Start("discard", 2);
+  Trainers plain = Start("plain", 2);
+  ExpectAllOk(OnRanks(2, [&](int r) {
+    SendGrads(*trainers[r], 77);
+    trainers[r]->Discard();
+    SendGrads(*trainers[r], 1);
+    return trainers[r]->Step(1);
+  }));
+  ExpectAllOk(StepAll(plain, 1));
+  EXPECT_EQ(Master(*trainers[0], 0), Master(*plain[0], 0));
+
+  for (const absl::Status& status : OnRanks(2, [&](int r) {
+         SendGrads(*trainers[r], 2);
+         if (r == 1) trainers[r]->Discard();
+         if (r == 1) SendGrads(*trainers[r], 2);
+         return trainers[r]->Step(2);
+       })) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("rank(s) 0: 3; rank(s) 1: 4"));
+  }
+  ExpectAllOk(StepAll(trainers, 2));
+}
+
+TEST_F(StepTest, RanksThatRanDifferentNumbersOfBackwardsAreNamed) {
+  Trainers trainers = Start("passes", 2);
+  for (const absl::Status& status : OnRanks(2, [&](int r) {
+         SendGrads(*trainers[r], 1);
+         return trainers[r]->Step(1, r == 0 ? 4 : 3);
+       })) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("rank(s) 1: 3; rank(s) 0: 4"));
+  }
+}
+
+TEST_F(StepTest, TheSameStepTwiceIsOneUpdateAndAFarOneIsRefused) {
+  Trainers trainers = Start("repeat", 1);
+  LocalTrainer& t = *trainers[0];
+  ExpectAllOk(StepAll(trainers, 1));
+  const std::vector<float> weight = Master(t, 0);
+  EXPECT_TRUE(t.Step(1).ok());
+  EXPECT_EQ(Master(t, 0), weight);
+  const absl::Status far = t.Step(3);
+  EXPECT_EQ(far.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(far.message()), HasSubstr("expected 2, got 3"));
+  ExpectAllOk(StepAll(trainers, 2));
+}
+
+TEST_F(StepTest, ADeadRankEndsTheStepOfTheOthersAtOnceAndSparesOtherSessions) {
+  Trainers trainers = Start("dying", 2);
+  Trainers other = Start("other", 2);
+  SendGrads(*trainers[0], 1);
+  trainers[0]->PushStep(1);
+  trainers[1]->Die();
+  const absl::Status status = trainers[0]->AwaitVerdict();
+  EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1"));
+  ExpectAllOk(StepAll(other, 1));
+  trainers[0]->Die();
+  EXPECT_EQ(table_->size(), 1);
+}
+
+TEST_F(StepTest, EveryWrongFieldOfARecordEndsThatSessionWithItsName) {
+  Trainers other = Start("bystander", 2);
+  using Mutation = std::pair<const char*, std::function<void(wire::Record&)>>;
+  const Mutation mutations[] = {
+      {"type", [](wire::Record& r) { r.type = static_cast<wire::RecordType>(99); }},
+      {"type", [](wire::Record& r) { r.type = wire::RecordType::kUnspecified; }},
+      {"boundary", [](wire::Record& r) { r.boundary = 3; }},
+      {"boundary", [](wire::Record& r) { r.boundary = 0xffffffff; }},
+      {"generation", [](wire::Record& r) { r.generation = 2; }},
+      {"epoch", [](wire::Record& r) { r.epoch = 9; }},
+      {"table digest", [](wire::Record& r) { r.table_digest ^= 1; }},
+      {"micro", [](wire::Record& r) { r.micro = 1; }},
+      {"windows", [](wire::Record& r) { r.type = wire::RecordType::kMaterialize; }},
+      {"windows", [](wire::Record& r) { r.type = wire::RecordType::kRelease; }},
+      {"PREPARE", [](wire::Record& r) { r.type = wire::RecordType::kPrepare; }}};
+  int step = 0;
+  for (const auto& [field, mutate] : mutations) {
+    Trainers trainers = Start("broken", 1);
+    wire::Record record = trainers[0]->NewRecord(wire::RecordType::kGradsReady);
+    mutate(record);
+    trainers[0]->Push(record);
+    const absl::Status status = trainers[0]->Await([] { return false; });
+    EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(field));
+    trainers[0]->Die();
+    ExpectAllOk(StepAll(other, ++step));
+  }
+}
+
+TEST_F(StepTest, AnImpossibleRingTailEndsTheSession) {
+  Trainers trainers = Start("tail", 1);
+  trainers[0]->page().header().ring_tail.store(1u << 30);
+  trainers[0]->page().RingDaemon();
+  EXPECT_THAT(std::string(trainers[0]->Await([] { return false; }).message()), HasSubstr("ring"));
+}
+
+class StepTimeoutTest : public StepTest {
+ protected:
+  StepTimeoutTest()
+      : StepTest({.formation_timeout = absl::Seconds(20), .step_timeout = absl::Milliseconds(200)}) {}
+};
+
+TEST_F(StepTimeoutTest, ARankThatDoesNotComeIsNamedAndTheStepCanBeTriedAgain) {
+  Trainers trainers = Start("late", 2);
+  SendGrads(*trainers[0], 1);
+  const absl::Status early = trainers[0]->Step(1);
+  EXPECT_EQ(early.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(early.message()), HasSubstr("rank(s) 1 did not come"));
+  SendGrads(*trainers[1], 1);
+  const absl::Status late = trainers[1]->Step(1);
+  EXPECT_EQ(late.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(trainers[0]->generation(), trainers[1]->generation());
+  ExpectAllOk(StepAll(trainers, 1));
+}
+
+}  // namespace
+}  // namespace dmuon::server
