@@ -28,12 +28,14 @@ constexpr int64_t kChunksAtOnce = 256;
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(const KernelTable& kernels, int threads) : kernels_(kernels), pool_(threads) {}
+  CpuBackend(const KernelTable& kernels, int threads, std::string why)
+      : kernels_(kernels), pool_(threads), why_(std::move(why)) {}
 
   absl::string_view name() const override { return "cpu"; }
   std::string description() const override {
     return absl::StrCat("cpu: ", kernels_.name, " (own packed kernels), ", pool_.threads(),
-                        pool_.threads() == 1 ? " thread" : " threads");
+                        pool_.threads() == 1 ? " thread" : " threads", why_.empty() ? "" : "; ",
+                        why_);
   }
 
   absl::StatusOr<void*> Allocate(size_t bytes) override {
@@ -145,6 +147,7 @@ class CpuBackend final : public Backend {
 
   const KernelTable& kernels_;
   ThreadPool pool_;
+  const std::string why_;
 };
 
 }  // namespace
@@ -159,7 +162,7 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(const CpuBackendOption
   const char* forced = std::getenv("DMUON_CPU_KERNEL");
   if (kernel.empty() && forced != nullptr) kernel = forced;
   ASSIGN_OR_RETURN(const KernelTable* kernels, cpu::FindKernels(kernel));
-  return std::make_unique<CpuBackend>(*kernels, options.threads);
+  return std::make_unique<CpuBackend>(*kernels, options.threads, options.why);
 }
 
 }  // namespace dmuon::kernels

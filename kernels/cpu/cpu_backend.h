@@ -14,9 +14,9 @@
 namespace dmuon::kernels {
 
 struct CpuBackendOptions {
-  int threads = 1;  // cores for all workers together, >= 1
-  std::string
-      kernel;  // one of CpuKernelNames(); empty: DMUON_CPU_KERNEL, else the best that the processor runs
+  int threads = 1;     // cores for all workers together, >= 1
+  std::string kernel;  // of CpuKernelNames(); empty: DMUON_CPU_KERNEL, else the best that runs here
+  std::string why;     // for the description: why this backend and no other
 };
 
 // INVALID_ARGUMENT for an unknown kernel or thread count; FAILED_PRECONDITION, naming what the processor lacks, for a

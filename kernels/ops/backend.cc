@@ -3,12 +3,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/loader.h"
 #include "kernels/newton_schulz/newton_schulz.h"
 
 namespace dmuon::kernels {
 namespace {
 
-constexpr absl::string_view kNames[] = {"cpu"};
+constexpr absl::string_view kNames[] = {"cuda", "cpu"};  // as "auto" tries them
+constexpr int kDevice = 0;
 
 }  // namespace
 
@@ -22,8 +24,14 @@ absl::StatusOr<std::unique_ptr<NewtonSchulz>> Backend::MakeNewtonSchulz(const Ne
 absl::Span<const absl::string_view> BackendNames() { return kNames; }
 
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(absl::string_view name, int threads) {
-  if (name == "cpu" || name == "auto") return CreateCpuBackend({.threads = threads});
-  if (name == "cuda") return absl::UnimplementedError("backend 'cuda' is not built yet");
+  if (name == "cpu") return CreateCpuBackend({.threads = threads});
+  if (name == "cuda") return cuda::LoadBackend(kDevice);
+  if (name == "auto") {
+    absl::StatusOr<std::unique_ptr<Backend>> cuda = cuda::LoadBackend(kDevice);
+    if (cuda.ok()) return cuda;
+    return CreateCpuBackend(
+        {.threads = threads, .why = absl::StrCat("no cuda: ", cuda.status().message())});
+  }
   return absl::InvalidArgumentError(absl::StrCat("backend: expected auto or one of ",
                                                  absl::StrJoin(BackendNames(), ", "), ", given '",
                                                  name, "'"));
