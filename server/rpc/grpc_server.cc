@@ -15,6 +15,8 @@
 #include <utility>
 
 #include "base/log.h"
+#include "dmuon/v1/admin.grpc.pb.h"
+#include "dmuon/v1/trainer.grpc.pb.h"
 
 namespace dmuon::server::rpc {
 namespace {
@@ -61,7 +63,13 @@ GrpcServer::GrpcServer(UniqueFd listener, UniqueFd stop, GrpcServerOptions optio
 
 GrpcServer::~GrpcServer() { Stop(absl::InfinitePast()); }
 
-void GrpcServer::SetServing(bool serving) { server_->GetHealthCheckService()->SetServingStatus(serving); }
+void GrpcServer::SetServing(bool serving) {
+  grpc::HealthCheckServiceInterface& health = *server_->GetHealthCheckService();
+  for (const char* name : {v1::Trainer::service_full_name(), v1::Admin::service_full_name()}) {
+    health.SetServingStatus(name, serving);
+  }
+  health.SetServingStatus(serving);
+}
 
 void GrpcServer::Stop(absl::Time deadline) {
   if (thread_.joinable()) {
