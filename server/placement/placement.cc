@@ -1,6 +1,7 @@
 #include "server/placement/placement.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "absl/container/flat_hash_map.h"
@@ -48,6 +49,52 @@ std::vector<Unit> MakeUnits(const ParameterTable& table, const std::vector<doubl
   return units;
 }
 
+// No placement has a smaller largest load. Besides the mean: of the k * slots + 1 largest parameters some slot has
+// k + 1, so at least the k + 1 smallest of them.
+double LowerBound(std::vector<double> costs, size_t slots, double mean) {
+  std::sort(costs.begin(), costs.end(), std::greater<>());
+  double bound = mean;
+  for (size_t k = 0; k * slots < costs.size(); ++k) {
+    const auto end = costs.begin() + static_cast<int64_t>(k * slots + 1);
+    bound = std::max(bound, std::accumulate(end - static_cast<int64_t>(k + 1), end, 0.0));
+  }
+  return bound;
+}
+
+// Longest first can leave the fullest slot a little too full. Exchanges one of its units with a smaller one elsewhere (or
+// with none) as long as that lowers the largest load, the best exchange first. Bounded: each round is
+// units x slots, and a handful settles the models that were tried.
+void Even(const std::vector<Unit>& units, double bound, std::vector<int>& slot_of,
+          std::vector<double>& load) {
+  constexpr int kMostRounds = 64;
+  constexpr double kGoodEnough = 1.001;
+  for (int round = 0; round < kMostRounds; ++round) {
+    const int full = static_cast<int>(std::max_element(load.begin(), load.end()) - load.begin());
+    if (load[full] <= kGoodEnough * bound) return;
+    double best = load[full];
+    int out = -1, in = -1, other = -1;
+    const auto consider = [&](int u, int v, int s, double difference) {
+      const double larger = std::max(load[full] - difference, load[s] + difference);
+      if (difference > 0 && larger < best) best = larger, out = u, in = v, other = s;
+    };
+    for (int u = 0; u < static_cast<int>(units.size()); ++u) {
+      if (slot_of[u] != full) continue;
+      for (int s = 0; s < static_cast<int>(load.size()); ++s) {
+        if (s != full) consider(u, -1, s, units[u].cost);
+      }
+      for (int v = 0; v < static_cast<int>(units.size()); ++v) {
+        if (slot_of[v] != full) consider(u, v, slot_of[v], units[u].cost - units[v].cost);
+      }
+    }
+    if (out < 0) return;
+    const double difference = units[out].cost - (in < 0 ? 0 : units[in].cost);
+    load[full] -= difference;
+    load[other] += difference;
+    slot_of[out] = other;
+    if (in >= 0) slot_of[in] = full;
+  }
+}
+
 }  // namespace
 
 std::vector<double> Costs(const ParameterTable& table) {
@@ -80,9 +127,11 @@ Placement Place(const ParameterTable& table, const Mesh& mesh, const std::vector
   // How many units of a boundary a slot already has: among equally loaded slots the fewest wins, so that one
   // boundary's update is spread.
   absl::flat_hash_map<std::pair<BoundaryId, int>, int> share;
-  for (const Unit& unit : MakeUnits(table, costs, mean)) {
+  const std::vector<Unit> units = MakeUnits(table, costs, mean);
+  std::vector<int> slot_of(units.size());
+  for (size_t u = 0; u < units.size(); ++u) {
     const auto count = [&](int s) {
-      const auto it = share.find({unit.boundary, s});
+      const auto it = share.find({units[u].boundary, s});
       return it == share.end() ? 0 : it->second;
     };
     int best = 0;
@@ -90,14 +139,18 @@ Placement Place(const ParameterTable& table, const Mesh& mesh, const std::vector
       const double difference = out.load[s] - out.load[best];
       if (difference < -1e-9 * mean || (difference < 1e-9 * mean && count(s) < count(best))) best = s;
     }
-    out.load[best] += unit.cost;
-    ++share[{unit.boundary, best}];
-    for (ParameterId p : unit.members) out.owner[p.index()] = SlotId(best);
+    out.load[best] += units[u].cost;
+    ++share[{units[u].boundary, best}];
+    slot_of[u] = best;
+  }
+  out.lower_bound = LowerBound(costs, static_cast<size_t>(slots), mean);
+  Even(units, out.lower_bound, slot_of, out.load);
+  for (size_t u = 0; u < units.size(); ++u) {
+    for (ParameterId p : units[u].members) out.owner[p.index()] = SlotId(slot_of[u]);
   }
 
   const double largest_load = *std::max_element(out.load.begin(), out.load.end());
   out.imbalance = total > 0 ? largest_load / mean : 1;
-  out.lower_bound = std::max(mean, *std::max_element(costs.begin(), costs.end()));
   return out;
 }
 
