@@ -23,6 +23,7 @@ done
 REPORTS=$(mktemp -d)
 trap 'rm -rf "$REPORTS"' EXIT
 SUMMARY=() FAILED=0 RAN=0
+EXCLUDED='^slow$' # labels
 
 # count NAME REPORT STATUS: adds "NAME: n passed, m failed" to the summary, from a JUnit report.
 count() {
@@ -52,7 +53,7 @@ run_ctest() {
   local folder=$1 status=0
   shift
   say "ctest in ${folder#"$ROOT/"}"
-  ctest --test-dir "$folder" -j"$(nproc)" --output-on-failure --no-tests=ignore --label-exclude '^slow$' \
+  ctest --test-dir "$folder" -j"$(nproc)" --output-on-failure --no-tests=ignore --label-exclude "$EXCLUDED" \
     --output-junit "$REPORTS/ctest.xml" ${PATTERN:+-R "$PATTERN"} "$@" || status=$?
   count ctest "$REPORTS/ctest.xml" "$status"
 }
@@ -81,7 +82,8 @@ case $SANITIZER in
     export ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1
     export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
     # What was not built for the sanitizer is listed by ctest as NAME_NOT_BUILT.
-    run_ctest "$ROOT/build/$SANITIZER" --exclude-regex '_NOT_BUILT$' --label-exclude '^uninstrumented$'
+    EXCLUDED='^(slow|uninstrumented)$'
+    run_ctest "$ROOT/build/$SANITIZER" --exclude-regex '_NOT_BUILT$'
     ;;
 esac
 
