@@ -28,6 +28,7 @@ constexpr uint64_t PidfdKey(uint64_t id) { return id << 1 | 1; }
 
 constexpr int kFramesPerTurn = 16;  // then the others have their turn
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
+constexpr absl::Duration kRepeatPause = absl::Milliseconds(20);
 
 // Refuses with a reason, and reads what is unread: closing over unread packets resets the connection, and the other
 // side would see ECONNRESET in place of the reason.
@@ -96,11 +97,14 @@ void AttachServer::Run() {
       }
     }
     CloseSilent();
+    RepeatDeaths();
   }
 }
 
 int AttachServer::UntilNextDeadline() const {
-  absl::Time next = accepting_ ? absl::InfiniteFuture() : absl::Now() + kAcceptPause;
+  absl::Time next = absl::InfiniteFuture();
+  if (!accepting_) next = absl::Now() + kAcceptPause;
+  if (calls_left_) next = absl::Now() + kRepeatPause;
   if (unattached_ > 0) {
     for (const auto& [id, c] : connections_) {
       if (!c.trainer.has_value()) next = std::min(next, c.hello_deadline);
@@ -254,6 +258,12 @@ void AttachServer::End(uint64_t id, absl::string_view why) {
   Log(LogLevel::kInfo, "detached",
       {{"attachment", trainer->attachment.value()}, {"pid", trainer->pid}, {"reason", why}});
   handlers_.gone(trainer->attachment);
+}
+
+void AttachServer::RepeatDeaths() {
+  const std::vector<AttachmentId> left = attachments_.RemovedWithCalls();
+  calls_left_ = !left.empty();
+  for (AttachmentId id : left) handlers_.gone(id);
 }
 
 void AttachServer::CloseSilent() {

@@ -33,7 +33,7 @@ struct AttachOptions {
 // Called on the attach thread; must not block.
 struct AttachHandlers {
   std::function<absl::StatusOr<ArenaHandle>(const Trainer&, SessionId, int rank, wire::ArenaKind)> arena;
-  // The attachment is over, and its token dead.
+  // The attachment is over, and its token dead. Said again and again while gRPC calls of it still run.
   std::function<void(AttachmentId)> gone;
 };
 
@@ -69,6 +69,7 @@ class AttachServer {
   void OnDeath(uint64_t id);
   void End(uint64_t id, absl::string_view why);
   void CloseSilent();
+  void RepeatDeaths();
   bool Watch(int fd, uint64_t key);
   int UntilNextDeadline() const;
 
@@ -81,6 +82,7 @@ class AttachServer {
   std::map<uint64_t, Connection> connections_;  // of the thread
   uint64_t last_id_ = 0;
   int unattached_ = 0;
+  bool calls_left_ = false;  // of attachments that have ended
   bool accepting_ = true;  // false while there are no descriptors left
   std::thread thread_;
 };

@@ -49,7 +49,7 @@ absl::StatusOr<Attachments::Added> Attachments::Add(uid_t uid, pid_t pid) {
   absl::StatusOr<Token> token = RandomToken();
   if (!token.ok()) return token.status();
   absl::MutexLock lock(&mu_);
-  if (static_cast<int>(entries_.size()) >= limits_.attachments) {
+  if (Alive() >= limits_.attachments) {
     return absl::ResourceExhaustedError(
         absl::StrCat("attachments: this daemon takes at most ", limits_.attachments));
   }
@@ -60,13 +60,26 @@ absl::StatusOr<Attachments::Added> Attachments::Add(uid_t uid, pid_t pid) {
         absl::StrCat("attachments of one process: at most ", limits_.per_process));
   }
   const Trainer trainer{AttachmentId(++last_id_), uid, pid};
-  entries_[trainer.attachment] = Entry{trainer, *token, 0, {}};
+  entries_[trainer.attachment] = Entry{.trainer = trainer, .token = *token};
   return Added{trainer, *token};
 }
 
 bool Attachments::Remove(AttachmentId id) {
   absl::MutexLock lock(&mu_);
-  return entries_.erase(id) > 0;
+  const auto it = entries_.find(id);
+  if (it == entries_.end() || it->second.removed) return false;
+  it->second.removed = true;
+  if (it->second.calls == 0) entries_.erase(it);
+  return true;
+}
+
+std::vector<AttachmentId> Attachments::RemovedWithCalls() const {
+  absl::MutexLock lock(&mu_);
+  std::vector<AttachmentId> ids;
+  for (const auto& [id, entry] : entries_) {
+    if (entry.removed) ids.push_back(id);
+  }
+  return ids;
 }
 
 absl::StatusOr<Trainer> Attachments::BeginCall(absl::string_view token_hex) {
@@ -79,7 +92,7 @@ absl::StatusOr<Trainer> Attachments::BeginCall(absl::string_view token_hex) {
   absl::MutexLock lock(&mu_);
   Entry* found = nullptr;
   for (auto& [id, entry] : entries_) {
-    if (SameToken(entry.token, token)) found = &entry;
+    if (SameToken(entry.token, token) && !entry.removed) found = &entry;
   }
   if (found == nullptr) {
     return absl::UnauthenticatedError(
@@ -93,9 +106,14 @@ absl::StatusOr<Trainer> Attachments::BeginCall(absl::string_view token_hex) {
   return found->trainer;
 }
 
-void Attachments::EndCall(AttachmentId id) {
+bool Attachments::EndCall(AttachmentId id) {
   absl::MutexLock lock(&mu_);
-  if (auto it = entries_.find(id); it != entries_.end()) --it->second.calls;
+  const auto it = entries_.find(id);
+  if (it == entries_.end()) return false;
+  --it->second.calls;
+  if (!it->second.removed) return true;
+  if (it->second.calls == 0) entries_.erase(it);
+  return false;
 }
 
 void Attachments::Entered(AttachmentId id, SessionId session) {
@@ -111,12 +129,17 @@ void Attachments::Left(AttachmentId id, SessionId session) {
 bool Attachments::InSession(AttachmentId id) const {
   absl::MutexLock lock(&mu_);
   const auto it = entries_.find(id);
-  return it != entries_.end() && !it->second.sessions.empty();
+  return it != entries_.end() && !it->second.removed && !it->second.sessions.empty();
 }
 
 int Attachments::size() const {
   absl::MutexLock lock(&mu_);
-  return static_cast<int>(entries_.size());
+  return Alive();
+}
+
+int Attachments::Alive() const {
+  return static_cast<int>(
+      std::count_if(entries_.begin(), entries_.end(), [](const auto& e) { return !e.second.removed; }));
 }
 
 }  // namespace dmuon::server

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <set>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -40,17 +41,22 @@ class Attachments {
   absl::StatusOr<Added> Add(uid_t uid, pid_t pid);
   // The token dies. False when the attachment was not there.
   bool Remove(AttachmentId id);
+  // Those that were removed while calls of theirs still run. Such a call may enter the trainer into a session after the
+  // sessions were told of its death, so they must be told again until it has ended.
+  std::vector<AttachmentId> RemovedWithCalls() const;
 
   // Begins a call of the trainer whose token this is, 32 hex digits. UNAUTHENTICATED for a token that names nobody;
-  // RESOURCE_EXHAUSTED when too many calls of this trainer run. Each success is followed by EndCall.
+  // RESOURCE_EXHAUSTED when too many calls of this trainer run. Each success is followed by EndCall, which is false
+  // when the attachment ended during the call: what the call did for the trainer must be undone.
   absl::StatusOr<Trainer> BeginCall(absl::string_view token_hex);
-  void EndCall(AttachmentId id);
+  bool EndCall(AttachmentId id);
 
   // The sessions that the trainer opened and has not closed.
   void Entered(AttachmentId id, SessionId session);
   void Left(AttachmentId id, SessionId session);
   bool InSession(AttachmentId id) const;
 
+  // Those that have not ended.
   int size() const;
 
  private:
@@ -58,8 +64,11 @@ class Attachments {
     Trainer trainer;
     Token token;
     int calls = 0;
+    bool removed = false;  // and waits for its calls to end
     std::set<SessionId> sessions;
   };
+
+  int Alive() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const AttachmentLimits limits_;
   mutable absl::Mutex mu_;

@@ -21,8 +21,8 @@ constexpr char kFooter[] =
     "\nEvery key can stand in the configuration file as `key: value`, in the environment as DMUOND_<KEY>, and here as\n"
     "--<key-with-dashes>; a flag wins over the environment, the environment over the file, the file over the default.\n"
     "Lists are separated by commas. deploy/dmuond.yaml documents each key. --print-config shows where each value is from.\n"
-    "\nSIGTERM and SIGINT drain: no new sessions, sessions go on for drain_timeout_seconds, then it ends. Once more ends it\n"
-    "at once.\n\n";
+    "\nSIGTERM and SIGINT drain: no new sessions, the steps under way are finished, then all sessions are closed. Once more\n"
+    "ends it at once.\n\n";
 
 std::string HelpOf(const ConfigKey& key) {
   return absl::StrCat(key.help, " [", key.fallback.empty() ? "\"\"" : key.fallback, "]");

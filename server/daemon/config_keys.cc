@@ -21,7 +21,7 @@ constexpr ConfigKey kKeys[] = {
     {"formation_timeout_seconds", "300", "how long a session waits for its ranks"},
     {"step_timeout_seconds", "600", "how long a step waits for a rank"},
     {"orphan_ttl_seconds", "0", "how long state outlives its last trainer; only 0 for now"},
-    {"drain_timeout_seconds", "60", "how long a drain lets sessions go on"},
+    {"drain_timeout_seconds", "60", "how long a drain waits for the steps under way"},
     {"max_sessions", "64", "sessions at once"},
     {"max_session_bytes", "0", "arenas, state and workspace of one session; 0 = 80 % of the memory"},
     {"log_level", "info", "debug | info | warning | error"},

@@ -63,10 +63,13 @@ SessionLimits Limits(const config::v1::Config& config) {
   return limits;
 }
 
-rpc::AttachmentCalls CallsOf(Attachments& attachments) {
+rpc::AttachmentCalls CallsOf(Attachments& attachments, SessionTable& table) {
   return {
       .begin = [&attachments](absl::string_view token) { return attachments.BeginCall(token); },
-      .end = [&attachments](AttachmentId id) { attachments.EndCall(id); },
+      .end =
+          [&attachments, &table](AttachmentId id) {
+            if (!attachments.EndCall(id)) table.OnTrainerGone(id);
+          },
       .entered = [&attachments](AttachmentId id, SessionId session) { attachments.Entered(id, session); },
       .left = [&attachments](AttachmentId id, SessionId session) { attachments.Left(id, session); },
   };
@@ -94,7 +97,7 @@ std::optional<Daemon::Failure> Daemon::Start() {
 
   table_ = std::make_unique<SessionTable>(*backend_, Limits(config_));
   trainer_service_ =
-      std::make_unique<rpc::TrainerService>(*table_, CallsOf(attachments_), config_.socket_dir());
+      std::make_unique<rpc::TrainerService>(*table_, CallsOf(attachments_, *table_), config_.socket_dir());
   admin_service_ = std::make_unique<rpc::AdminService>(
       *table_, Info(threads), std::vector<uid_t>(config_.admin_uids().begin(), config_.admin_uids().end()), [this] {
         drain_requested_ = true;
@@ -164,10 +167,11 @@ ExitCode Daemon::Run(int signals) {
     eventfd_t count;
     eventfd_read(wake_.get(), &count);
     signalfd_siginfo signal;
-    if (read(signals, &signal, sizeof(signal)) == sizeof(signal)) {
+    while (read(signals, &signal, sizeof(signal)) == sizeof(signal)) {
       if (draining_) CutShort();
       BeginDrain(strsignal(static_cast<int>(signal.ssi_signo)), absl::Seconds(config_.drain_timeout_seconds()));
-    } else if (drain_requested_ && !draining_) {
+    }
+    if (drain_requested_ && !draining_) {
       BeginDrain("admin", absl::Seconds(config_.drain_timeout_seconds()));
     } else if (!draining_ && Idle(started)) {
       BeginDrain("idle", absl::ZeroDuration());

@@ -16,7 +16,7 @@ namespace dmuon::server::rpc {
 // What the handlers need of the registry of attachments (server/attach/attachments.h has the contracts). Thread-safe.
 struct AttachmentCalls {
   std::function<absl::StatusOr<Trainer>(absl::string_view token_hex)> begin;
-  std::function<void(AttachmentId)> end;
+  std::function<void(AttachmentId)> end;  // and undoes what the call did for a trainer that died meanwhile
   std::function<void(AttachmentId, SessionId)> entered;
   std::function<void(AttachmentId, SessionId)> left;
 };

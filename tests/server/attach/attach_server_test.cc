@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 
@@ -338,6 +339,21 @@ TEST_F(AttachServerTest, ADeathEndsTheAttachmentThoughAChildHoldsTheSocket) {
   trainer.Kill();
   EXPECT_TRUE(GoneIs(1));
   EXPECT_EQ(attachments_.size(), 0);
+}
+
+TEST_F(AttachServerTest, ADeathIsRepeatedWhileACallOfTheDeadRuns) {
+  Start();
+  UniqueFd fd = Connect(path());
+  const Answer welcome = Ask(fd.get(), FrameOf(AttachType::kHello));
+  const std::string token = absl::BytesToHexString(
+      absl::string_view(reinterpret_cast<const char*>(welcome.frame.token), wire::kTokenBytes));
+  ASSERT_TRUE(attachments_.BeginCall(token).ok());
+  fd.Reset();
+  absl::MutexLock lock(&mu_);
+  const auto repeated = [&] { return gone_.size() >= 5; };
+  EXPECT_TRUE(mu_.AwaitWithTimeout(absl::Condition(&repeated), kSoon));
+  EXPECT_THAT(gone_, testing::Each(AttachmentId(1)));
+  EXPECT_FALSE(attachments_.EndCall(AttachmentId(1)));
 }
 
 TEST_F(AttachServerTest, TheEndOfTheConnectionEndsAnAttachmentThatIsInNoSession) {

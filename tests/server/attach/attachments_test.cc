@@ -26,8 +26,8 @@ TEST(Attachments, ATokenNamesItsTrainerUntilTheAttachmentEnds) {
   EXPECT_EQ(trainer->uid, 1000u);
   EXPECT_EQ(trainer->pid, 42);
   EXPECT_EQ(trainer->attachment, added->trainer.attachment);
+  EXPECT_TRUE(attachments.EndCall(added->trainer.attachment));
   EXPECT_TRUE(attachments.Remove(added->trainer.attachment));
-  attachments.EndCall(added->trainer.attachment);  // the call outlived it
   EXPECT_EQ(attachments.BeginCall(Hex(added->token)).status().code(), absl::StatusCode::kUnauthenticated);
   EXPECT_FALSE(attachments.Remove(added->trainer.attachment));
 }
@@ -77,6 +77,23 @@ TEST(Attachments, OneTrainerCannotHoldMoreThreadsThanItsCalls) {
   EXPECT_EQ(attachments.BeginCall(token).status().code(), absl::StatusCode::kResourceExhausted);
   attachments.EndCall(added->trainer.attachment);
   EXPECT_TRUE(attachments.BeginCall(token).ok());
+}
+
+TEST(Attachments, ACallThatOutlivesItsTrainerIsToldAtItsEndAndListedUntilThen) {
+  Attachments attachments;
+  const auto added = attachments.Add(0, 7);
+  ASSERT_TRUE(added.ok());
+  const AttachmentId id = added->trainer.attachment;
+  ASSERT_TRUE(attachments.BeginCall(Hex(added->token)).ok() && attachments.BeginCall(Hex(added->token)).ok());
+  EXPECT_THAT(attachments.RemovedWithCalls(), testing::IsEmpty());
+  EXPECT_TRUE(attachments.Remove(id));
+  EXPECT_EQ(attachments.size(), 0);
+  EXPECT_EQ(attachments.BeginCall(Hex(added->token)).status().code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_THAT(attachments.RemovedWithCalls(), testing::ElementsAre(id));
+  EXPECT_FALSE(attachments.EndCall(id));
+  EXPECT_THAT(attachments.RemovedWithCalls(), testing::ElementsAre(id));
+  EXPECT_FALSE(attachments.EndCall(id));
+  EXPECT_THAT(attachments.RemovedWithCalls(), testing::IsEmpty());
 }
 
 TEST(Attachments, InSessionFromTheFirstEnteredToTheLastLeft) {
