@@ -10,7 +10,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
+#include <string>
+#include <utility>
 
 namespace dmuon::client {
 namespace {
@@ -42,17 +43,6 @@ void Send(int fd, const Answer& answer) {
 }
 
 }  // namespace
-
-TemporaryDirectory::TemporaryDirectory() {
-  char path[] = "/tmp/dmuon-test-XXXXXX";
-  Check(mkdtemp(path) != nullptr, "mkdtemp");
-  path_ = path;
-}
-
-TemporaryDirectory::~TemporaryDirectory() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
 
 FakeAttachServer::FakeAttachServer(const Endpoint& endpoint, Script script) {
   listener_.Reset(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));

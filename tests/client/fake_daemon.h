@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <string>
 #include <thread>
 #include <vector>
 
@@ -14,19 +13,11 @@
 #include "client/endpoint.h"
 #include "proto/wire/attach_frame.h"
 #include "proto/wire/control_page.h"
+#include "tests/support/process.h"
 
 namespace dmuon::client {
 
-// A new directory under the test's temporary one; removed with its sockets.
-class TemporaryDirectory {
- public:
-  TemporaryDirectory();
-  ~TemporaryDirectory();
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
+using dmuon::testing::TemporaryDirectory;
 
 struct Answer {
   wire::AttachFrame frame;

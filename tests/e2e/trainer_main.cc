@@ -1,0 +1,63 @@
+// One rank as a process of its own, for tests that kill it or run it as somebody else.
+//
+//   trainer MODE ENDPOINT JOB WORLD RANK
+//
+// attach  connects, prints "attached", and waits to be killed
+// form    connects, prints "attached", opens the session (and waits there for the other ranks)
+// train   trains for ever, a line "step N" after each
+// stop    as train, but prints "sending" before the second STEP and waits in it
+// once    one step, then leaves; prints "closed"
+//
+// Prints "error CODE MESSAGE" and ends with 1 when anything fails.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "tests/support/trainer.h"
+
+namespace dmuon::testing {
+namespace {
+
+void Say(const std::string& line) {
+  printf("%s\n", line.c_str());
+  fflush(stdout);
+}
+
+absl::Status Run(const std::string& mode, const std::string& endpoint, const JobOptions& job,
+                 int rank) {
+  if (mode == "attach" || mode == "form") {
+    auto connection = client::Connection::Open(endpoint);
+    if (!connection.ok()) return connection.status();
+    Say("attached");
+    if (mode == "form") return (*connection)->OpenSession(SmallTable(job, rank)).status();
+    pause();
+  }
+  auto trainer = Trainer::Start(endpoint, job, rank);
+  if (!trainer.ok()) return trainer.status();
+  for (int step = 1;; ++step) {
+    absl::Status status = (*trainer)->Backward();
+    if (!status.ok()) return status;
+    if (mode == "stop" && step == 2) Say("sending");
+    status = (*trainer)->Step().status();
+    if (!status.ok()) return status;
+    Say("step " + std::to_string(step));
+    if (mode == "once") break;
+  }
+  const absl::Status closed = (*trainer)->Close();
+  if (closed.ok()) Say("closed");
+  return closed;
+}
+
+}  // namespace
+}  // namespace dmuon::testing
+
+int main(int argc, char** argv) {
+  if (argc != 6) return 64;
+  const dmuon::testing::JobOptions job{.job = argv[3], .world = atoi(argv[4])};
+  const absl::Status status = dmuon::testing::Run(argv[1], argv[2], job, atoi(argv[5]));
+  if (status.ok()) return 0;
+  dmuon::testing::Say("error " + status.ToString());
+  return 1;
+}
