@@ -1,0 +1,59 @@
+"""Z2 (``reshard_after_forward=False``): weights stay in the WEIGHT arena; forward waits for the last publication."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dmuon import _torch_private
+from dmuon.context import DedicatedCommContext
+from dmuon.parameter import Boundary, DedicatedParam
+
+
+class ResidentWeights:
+    """Waits for each boundary's weights before its forward."""
+
+    def __init__(self, ctx: DedicatedCommContext) -> None:
+        self._ctx = ctx
+        self._session = ctx.session
+
+    def adopt(self) -> None:
+        """Points the parameters into the arena and installs the hooks."""
+        for p in self._ctx.params:
+            self.restore(p)
+        for boundary in self._ctx.boundaries:
+            boundary.module.register_forward_pre_hook(self._hook_for(boundary))
+
+    def restore(self, p: DedicatedParam) -> None:
+        p.tensor.data = p.weight
+
+    def _hook_for(self, boundary: Boundary) -> Any:
+        def wait(module: Any, args: Any) -> None:
+            if not boundary.fresh:
+                self._session.wait_weights(boundary.index)
+                boundary.fresh = True
+
+        return _torch_private.without_dynamo(wait)
+
+    def after_step(self) -> None:
+        """New weights are on their way: forget that the old ones are here, and fail graphs that still need them."""
+        for boundary in self._ctx.boundaries:
+            boundary.fresh = False
+        torch.autograd.graph.increment_version([p.tensor for p in self._ctx.params])
+
+    def refresh(self) -> None:
+        """The weights were written from outside: nothing to do, they are in the arena."""
+
+    def wait(self) -> None:
+        """All weights of the last step are here."""
+        self._session.wait_all_weights()
+        for boundary in self._ctx.boundaries:
+            boundary.fresh = True
+
+    def check_backward(self, p: DedicatedParam) -> None:
+        pass
+
+    def address(self, p: DedicatedParam) -> int | None:
+        """Where the parameter must point; None when it is not in memory."""
+        return p.weight.data_ptr()
