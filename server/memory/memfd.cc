@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -44,12 +43,6 @@ absl::StatusOr<SealedMemory> SealedMemory::Create(const std::string& name, size_
   if (const uint64_t available = AvailableBytes(); bytes > available) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "shared memory '%s': needs %d bytes, %d are available", name, bytes, available));
-  }
-  // The kernel's own tmpfs has no limit: fallocate of more than the machine has ends in the OOM killer, not in ENOSPC.
-  struct sysinfo machine;
-  if (sysinfo(&machine) == 0 && bytes / machine.mem_unit > machine.totalram) {
-    errno = ENOMEM;
-    return failed("more than the machine has");
   }
   SealedMemory memory;
   memory.fd_ = UniqueFd(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
