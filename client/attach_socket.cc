@@ -115,8 +115,8 @@ absl::StatusOr<wire::AttachFrame> AttachSocket::Exchange(const wire::AttachFrame
   do {
     sent = send(socket_.get(), &request, sizeof(request), MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
-  if (sent != sizeof(request)) {
-    RETURN_IF_ERROR(CheckAlive());
+  // A daemon that refuses us may have hung up already; what it said before that is there to be read.
+  if (sent != sizeof(request) && errno != EPIPE && errno != ECONNRESET) {
     return absl::UnavailableError(absl::StrFormat("%s: sending %s: %s", endpoint_.attach_path(),
                                                   Name(request.type), strerror(errno)));
   }

@@ -15,8 +15,8 @@ constexpr char kBystander[] = "bystander";
 
 E2eTest::E2eTest(const Options& options)
     : options_(options),
-      daemon_(std::make_unique<DaemonProcess>(DMUOND_PROGRAM, options.daemon_flags,
-                                              options.open_to_all)) {}
+      daemon_(
+          std::make_unique<DaemonProcess>(DMUOND_PROGRAM, options.daemon_flags, options.shared)) {}
 
 E2eTest::~E2eTest() = default;
 

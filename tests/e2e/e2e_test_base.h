@@ -20,7 +20,7 @@ class E2eTest : public ::testing::Test {
  protected:
   struct Options {
     std::vector<std::string> daemon_flags;
-    bool open_to_all = false;
+    bool shared = false;
     bool bystander = true;
   };
   E2eTest() : E2eTest(Options()) {}

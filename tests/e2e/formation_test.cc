@@ -1,5 +1,4 @@
 // Sessions that must not come to be, and why.
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -167,7 +166,8 @@ TEST_F(Formation, CoefficientsThatDivergeAreRefused) {
 class TooBig : public Formation {
  protected:
   TooBig()
-      : Formation(Options{.daemon_flags = {"--max-session-bytes", "1000000", "--max-sessions", "2"}}) {}
+      : Formation(
+            Options{.daemon_flags = {"--max-session-bytes", "1000000", "--max-sessions", "2"}}) {}
 };
 
 TEST_F(TooBig, ASessionOverTheLimitNamesTheBytesNeededAndThere) {
@@ -187,7 +187,7 @@ TEST_F(TooBig, ASessionTooManyNamesTheLimit) {
 
 class OtherUser : public Formation {
  protected:
-  OtherUser() : Formation(Options{.open_to_all = true}) {}
+  OtherUser() : Formation(Options{.shared = true}) {}
   static constexpr uid_t kOther = 12345;
   void SetUp() override {
     if (geteuid() != 0) GTEST_SKIP() << "only root can run a trainer as another user";
@@ -218,8 +218,6 @@ TEST_F(OtherUser, TheUserThatNobodyCanNameIsDenied) {
 
 TEST_F(OtherUser, SocketsThatAreClosedToAUserSaySo) {
   DaemonProcess closed(DMUOND_PROGRAM);
-  ASSERT_EQ(chmod(closed.directory().c_str(), 0755),
-            0);  // now only the socket directory itself is closed
   ChildProcess other({HelperProgram(), "attach", closed.endpoint(), "job", "1", "0"},
                      {.uid = kOther});
   EXPECT_THAT(other.ReadAll(),

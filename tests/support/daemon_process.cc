@@ -10,11 +10,11 @@
 namespace dmuon::testing {
 
 DaemonProcess::DaemonProcess(const std::string& program, const std::vector<std::string>& flags,
-                             bool open_to_all)
-    : directory_(open_to_all ? 0755 : 0700), endpoint_(directory_.path() + "/run") {
+                             bool shared)
+    : directory_(0755), endpoint_(directory_.path() + "/run") {
   // Its stdout is our pipe: the word "ready" comes there.
   std::vector<std::string> arguments = {program, "--socket-dir", endpoint_, "--ready-fd", "1"};
-  if (open_to_all) arguments.insert(arguments.end(), {"--socket-mode", "0755"});
+  arguments.insert(arguments.end(), {"--socket-mode", shared ? "0750" : "0700"});
   arguments.insert(arguments.end(), flags.begin(), flags.end());
   process_ = ChildProcess(arguments, {.stderr_path = directory_.path() + "/log"});
   if (process_.ReadLine() == "ready") return;

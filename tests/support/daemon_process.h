@@ -12,9 +12,10 @@ namespace dmuon::testing {
 class DaemonProcess {
  public:
   // Starts it with `flags` besides --socket-dir and --ready-fd, and waits until it is ready. Aborts with its log when it
-  // does not come up. `program`: the path of dmuond. `open_to_all`: sockets that other users can reach.
+  // does not come up. `program`: the path of dmuond. `shared`: sockets that
+  // other users of our group can reach.
   explicit DaemonProcess(const std::string& program, const std::vector<std::string>& flags = {},
-                         bool open_to_all = false);
+                         bool shared = false);
   // Prints the log when the test has failed.
   ~DaemonProcess();
 

@@ -38,8 +38,7 @@ void Check(bool condition, const char* what) {
     const int error = open(options.stderr_path.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
     if (error >= 0) dup2(error, STDERR_FILENO);
   }
-  if (options.uid &&
-      (setgroups(0, nullptr) != 0 || setgid(*options.uid) != 0 || setuid(*options.uid) != 0)) {
+  if (options.uid && (setgroups(0, nullptr) != 0 || setuid(*options.uid) != 0)) {
     _exit(126);
   }
   // Changing the uid clears it.

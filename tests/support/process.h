@@ -22,7 +22,7 @@ inline constexpr absl::Duration kPatience = absl::Seconds(60);
 bool Eventually(absl::FunctionRef<bool()> condition, absl::Duration patience = kPatience);
 
 struct SpawnOptions {
-  std::optional<uid_t> uid;  // and gid; needs root
+  std::optional<uid_t> uid;  // in our group; needs root
   std::string stderr_path;   // "" = ours
 };
 
