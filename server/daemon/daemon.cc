@@ -160,10 +160,11 @@ bool Daemon::Idle(absl::Time started) const {
 ExitCode Daemon::Run(int signals) {
   const absl::Time started = absl::Now();
   while (!drained_) {
-    const bool waits_for_first = config_.exit_when_idle() && !attachment_ended_ && !draining_;
+    // Whoever has attached by then is waited for without a timeout.
     const int64_t ms = absl::ToInt64Milliseconds(started + first_attachment_ - absl::Now()) + 1;
+    const bool waits_for_first = config_.exit_when_idle() && !draining_ && ms > 0;
     pollfd watched[] = {{signals, POLLIN, 0}, {wake_.get(), POLLIN, 0}};
-    poll(watched, 2, waits_for_first ? static_cast<int>(std::clamp<int64_t>(ms, 100, INT_MAX)) : -1);
+    poll(watched, 2, waits_for_first ? static_cast<int>(std::min<int64_t>(ms, INT_MAX)) : -1);
     eventfd_t count;
     eventfd_read(wake_.get(), &count);
     signalfd_siginfo signal;

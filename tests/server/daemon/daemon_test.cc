@@ -1,0 +1,223 @@
+// dmuond from outside: a process, its sockets, its signals and how it ends.
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "dmuon/v1/admin.grpc.pb.h"
+#include "proto/wire/attach_frame.h"
+#include "server/daemon/exit_codes.h"
+#include "tests/server/daemon/daemon_process.h"
+
+namespace dmuon::server {
+namespace {
+
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+int Code(ExitCode code) { return static_cast<int>(code); }
+
+class DaemonTest : public testing::Test {
+ protected:
+  void SetUp() override { ASSERT_NE(mkdtemp(parent_.data()), nullptr); }
+  void TearDown() override { fs::remove_all(parent_); }
+
+  std::string dir() const { return parent_ + "/run"; }
+  std::unique_ptr<DaemonProcess> Daemon(std::vector<std::string> arguments = {},
+                                        std::vector<std::string> environment = {}) {
+    arguments.insert(arguments.end(), {"--socket-dir", dir(), "--ready-fd", "9", "--threads", "1"});
+    return std::make_unique<DaemonProcess>(std::move(arguments), std::move(environment));
+  }
+
+  // An attachment of this process; -1 when there is none to be had.
+  UniqueFd Attach() {
+    UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    const std::string path = dir() + "/attach.sock";
+    std::memcpy(address.sun_path, path.data(), path.size());
+    wire::AttachFrame frame;
+    frame.type = wire::AttachType::kHello;
+    if (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
+        send(fd.get(), &frame, sizeof(frame), MSG_NOSIGNAL) < 0 || recv(fd.get(), &frame, sizeof(frame), 0) <= 0 ||
+        frame.type != wire::AttachType::kWelcome) {
+      return UniqueFd();
+    }
+    return fd;
+  }
+
+  std::unique_ptr<v1::Admin::Stub> Admin() {
+    return v1::Admin::NewStub(
+        grpc::CreateChannel("unix:" + dir() + "/control.sock", grpc::InsecureChannelCredentials()));
+  }
+  static void SetDeadline(grpc::ClientContext& context) {
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+  }
+  v1::GetInfoResponse Info() {
+    grpc::ClientContext context;
+    SetDeadline(context);
+    v1::GetInfoResponse info;
+    const grpc::Status status = Admin()->GetInfo(&context, {}, &info);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return info;
+  }
+
+  std::string parent_ = "/tmp/dmuon-daemon-XXXXXX";
+};
+
+TEST_F(DaemonTest, IsReadyWhenBothSocketsAcceptAndSaysWhatItIs) {
+  const auto daemon = Daemon();
+  ASSERT_TRUE(daemon->Ready()) << daemon->Output();
+  EXPECT_TRUE(Attach().valid());
+  const v1::GetInfoResponse info = Info();
+  EXPECT_EQ(info.pid(), daemon->pid());
+  EXPECT_EQ(info.backend(), "cpu");
+  EXPECT_EQ(info.threads(), 1u);
+  EXPECT_EQ(info.instance_id().size(), 16u);
+  EXPECT_EQ(info.socket_dir(), dir());
+}
+
+TEST_F(DaemonTest, SignalsDrainAndLeaveNothingBehind) {
+  for (int signal : {SIGTERM, SIGINT}) {
+    const auto daemon = Daemon();
+    ASSERT_TRUE(daemon->Ready()) << daemon->Output();
+    const UniqueFd attachment = Attach();
+    daemon->Signal(signal);
+    EXPECT_EQ(daemon->Wait(), Code(ExitCode::kOk)) << daemon->Output();
+    EXPECT_FALSE(fs::exists(dir()));
+    EXPECT_THAT(daemon->Output(), HasSubstr("drain_started"));
+    EXPECT_THAT(daemon->Output(), HasSubstr("daemon_ended"));
+  }
+}
+
+TEST_F(DaemonTest, ASecondSignalEndsItAtOnceWithItsOwnCode) {
+  const auto daemon = Daemon();
+  ASSERT_TRUE(daemon->Ready()) << daemon->Output();
+  // Both are pending when it looks: it must not end the drain in between.
+  daemon->Signal(SIGSTOP);
+  int status;
+  ASSERT_EQ(waitpid(daemon->pid(), &status, WUNTRACED), daemon->pid());
+  daemon->Signal(SIGTERM);
+  daemon->Signal(SIGINT);
+  daemon->Signal(SIGCONT);
+  EXPECT_EQ(daemon->Wait(), Code(ExitCode::kFailed)) << daemon->Output();
+  EXPECT_THAT(daemon->Output(), HasSubstr("drain_cut_short"));
+  EXPECT_FALSE(fs::exists(dir()));
+}
+
+TEST_F(DaemonTest, AnAdminDrains) {
+  const auto daemon = Daemon();
+  ASSERT_TRUE(daemon->Ready()) << daemon->Output();
+  grpc::ClientContext context;
+  SetDeadline(context);
+  v1::DrainResponse response;
+  const grpc::Status status = Admin()->Drain(&context, {}, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(daemon->Wait(), Code(ExitCode::kOk)) << daemon->Output();
+}
+
+TEST_F(DaemonTest, ASecondDaemonInTheSameDirectoryIsRefusedAndTheFirstGoesOn) {
+  const auto first = Daemon();
+  ASSERT_TRUE(first->Ready()) << first->Output();
+  const auto second = Daemon();
+  EXPECT_FALSE(second->Ready());
+  EXPECT_EQ(second->Wait(), Code(ExitCode::kSocketDir));
+  EXPECT_THAT(second->Output(), HasSubstr(absl::StrCat("another dmuond is alive in ", dir(), ", pid ", first->pid())));
+  EXPECT_EQ(Info().pid(), first->pid());
+}
+
+TEST_F(DaemonTest, WhatAKilledDaemonLeftIsReplaced) {
+  const auto first = Daemon();
+  ASSERT_TRUE(first->Ready()) << first->Output();
+  first->Signal(SIGKILL);
+  EXPECT_EQ(first->Wait(), -SIGKILL);
+  ASSERT_TRUE(fs::exists(dir() + "/attach.sock"));
+  const auto second = Daemon();
+  ASSERT_TRUE(second->Ready()) << second->Output();
+  EXPECT_EQ(Info().pid(), second->pid());
+}
+
+TEST_F(DaemonTest, APrivateDaemonEndsWithItsLastAttachment) {
+  const auto daemon = Daemon({"--exit-when-idle"});
+  ASSERT_TRUE(daemon->Ready()) << daemon->Output();
+  UniqueFd first = Attach(), second = Attach();
+  ASSERT_TRUE(first.valid() && second.valid());
+  first.Reset();
+  EXPECT_EQ(Info().pid(), daemon->pid());
+  second.Reset();
+  EXPECT_EQ(daemon->Wait(), Code(ExitCode::kOk)) << daemon->Output();
+  EXPECT_THAT(daemon->Output(), HasSubstr("reason=idle"));
+  EXPECT_FALSE(fs::exists(dir()));
+}
+
+TEST_F(DaemonTest, EachWayOfNotStartingHasItsCodeAndItsReason) {
+  const auto expect = [&](const std::vector<std::string>& arguments, ExitCode code, const std::string& text) {
+    const auto daemon = Daemon(arguments);
+    EXPECT_FALSE(daemon->Ready());
+    EXPECT_EQ(daemon->Wait(), Code(code)) << daemon->Output();
+    EXPECT_THAT(daemon->Output(), HasSubstr(text));
+  };
+  expect({"--no-such-flag"}, ExitCode::kUsage, "--no-such-flag");
+  expect({"--max-sessions", "none"}, ExitCode::kConfiguration, "max_sessions: expected an unsigned integer");
+  expect({"--listen", "1.2.3.4:5"}, ExitCode::kConfiguration, "listen");
+  std::ofstream(parent_ + "/bad.yaml") << "log_level: info\nlog_fromat: json\n";
+  expect({"--config", parent_ + "/bad.yaml"}, ExitCode::kConfiguration, "bad.yaml:2: unknown key 'log_fromat'");
+  std::ofstream(dir()) << "a file";
+  expect({}, ExitCode::kSocketDir, "not a directory");
+}
+
+TEST_F(DaemonTest, PrintAndCheckOfTheConfigurationStartNothing) {
+  const auto print = Daemon({"--print-config"}, {"DMUOND_LOG_LEVEL=error"});
+  EXPECT_EQ(print->Wait(), 0);
+  EXPECT_THAT(print->Output(), testing::ContainsRegex("log_level: error +# env DMUOND_LOG_LEVEL"));
+  EXPECT_THAT(print->Output(), testing::ContainsRegex("threads: 1 +# flag"));
+  const auto check = Daemon({"--check-config"});
+  EXPECT_EQ(check->Wait(), 0);
+  EXPECT_EQ(check->Output(), "");
+  EXPECT_FALSE(fs::exists(dir()));
+}
+
+TEST_F(DaemonTest, SystemdHearsReadyAndStopping) {
+  const std::string path = parent_ + "/notify.sock";
+  const UniqueFd notify(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.data(), path.size());
+  ASSERT_EQ(bind(notify.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  const auto daemon = Daemon({}, {"NOTIFY_SOCKET=" + path});
+  const auto heard = [&] {
+    char text[256];
+    const ssize_t length = recv(notify.get(), text, sizeof(text), 0);
+    return std::string(text, length > 0 ? static_cast<size_t>(length) : 0);
+  };
+  EXPECT_THAT(heard(), HasSubstr("READY=1"));
+  daemon->Signal(SIGTERM);
+  EXPECT_THAT(heard(), HasSubstr("STOPPING=1"));
+  EXPECT_EQ(daemon->Wait(), 0);
+}
+
+TEST_F(DaemonTest, ALogOfJsonIsOneObjectALine) {
+  const auto daemon = Daemon({"--log-format", "json"});
+  ASSERT_TRUE(daemon->Ready()) << daemon->Output();
+  daemon->Signal(SIGTERM);
+  EXPECT_EQ(daemon->Wait(), 0);
+  EXPECT_THAT(daemon->Output(), HasSubstr("\"event\":\"daemon_ready\""));
+}
+
+}  // namespace
+}  // namespace dmuon::server
