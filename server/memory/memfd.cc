@@ -13,11 +13,8 @@
 #include "absl/strings/str_format.h"
 
 namespace dmuon::server {
-namespace {
 
-// Bytes that can be taken without pushing anybody out; what the kernel calls MemAvailable. The largest number when it
-// does not say.
-uint64_t AvailableBytes() {
+uint64_t AvailableMemory() {
   std::ifstream meminfo("/proc/meminfo");
   std::string key, unit;
   uint64_t kib = 0;
@@ -27,8 +24,6 @@ uint64_t AvailableBytes() {
   }
   return std::numeric_limits<uint64_t>::max();
 }
-
-}  // namespace
 
 absl::StatusOr<SealedMemory> SealedMemory::Create(const std::string& name, size_t bytes) {
   const auto failed = [&](const char* call) {
@@ -40,7 +35,7 @@ absl::StatusOr<SealedMemory> SealedMemory::Create(const std::string& name, size_
     return absl::InternalError(text);
   };
   // Shared memory has no limit of its own: reserving more than there is would end other processes first.
-  if (const uint64_t available = AvailableBytes(); bytes > available) {
+  if (const uint64_t available = AvailableMemory(); bytes > available) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "shared memory '%s': needs %d bytes, %d are available", name, bytes, available));
   }

@@ -3,6 +3,7 @@
 #define DMUON_SERVER_MEMORY_MEMFD_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -10,6 +11,10 @@
 #include "base/unique_fd.h"
 
 namespace dmuon::server {
+
+// Bytes that can be taken without pushing other processes out, as the kernel estimates them (MemAvailable); the largest
+// number when it does not say.
+uint64_t AvailableMemory();
 
 // Owns descriptor and mapping. Sealed against shrinking, growing and further seals, so no holder of the descriptor can
 // make this side fault. The memory is reserved when it is made: a full machine is a Status here and not a SIGBUS later.

@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "server/collective/local_communicator.h"
+#include "server/memory/memfd.h"
 #include "server/session/layout.h"
 #include "server/step/publish.h"
 #include "server/step/verdict.h"
@@ -268,6 +269,12 @@ absl::Status Session::BuildSlots() {
         "session '%s': needs %d bytes (arenas, state and workspace of %d slots), max_session_bytes "
         "is %d",
         name(), bytes, slots, limits_.max_bytes));
+  }
+  if (const uint64_t available = AvailableMemory(); bytes > available) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "session '%s': needs %d bytes (arenas, state and workspace of %d slots), the machine has %d "
+        "available",
+        name(), bytes, slots, available));
   }
   RETURN_IF_ERROR(BuildArenas());
   for (const auto& worker : workers) RETURN_IF_ERROR(worker->Allocate());
