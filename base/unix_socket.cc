@@ -54,9 +54,9 @@ absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, mode_t mo
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the path of a socket has at most ", sizeof(address.sun_path) - 1, " bytes, '", path,
-                     "' has ", path.size()));
+    return absl::InvalidArgumentError(absl::StrCat("the path of a socket has at most ",
+                                                   sizeof(address.sun_path) - 1, " bytes, '", path,
+                                                   "' has ", path.size()));
   }
   std::memcpy(address.sun_path, path.data(), path.size());
   if (absl::Status removed = RemoveDeadSocket(path); !removed.ok()) return removed;
@@ -68,8 +68,10 @@ absl::StatusOr<UniqueFd> ListenUnix(const std::string& path, int type, mode_t mo
   if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("binding ", path));
   }
-  if (chmod(path.c_str(), mode) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("chmod of ", path));
-  if (listen(fd.get(), SOMAXCONN) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("listening on ", path));
+  if (chmod(path.c_str(), mode) != 0)
+    return absl::ErrnoToStatus(errno, absl::StrCat("chmod of ", path));
+  if (listen(fd.get(), SOMAXCONN) != 0)
+    return absl::ErrnoToStatus(errno, absl::StrCat("listening on ", path));
   return fd;
 }
 

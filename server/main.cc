@@ -26,7 +26,8 @@ std::map<std::string, std::string> Environment() {
   std::map<std::string, std::string> result;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;
-    if (const size_t at = text.find('='); at != std::string::npos) result[text.substr(0, at)] = text.substr(at + 1);
+    if (const size_t at = text.find('='); at != std::string::npos)
+      result[text.substr(0, at)] = text.substr(at + 1);
   }
   return result;
 }
@@ -66,13 +67,15 @@ ExitCode Fail(ExitCode code, const absl::Status& status) {
 
 ExitCode Serve(const LoadedConfig& loaded, int ready_fd) {
   SetLog(loaded.config);
-  for (const std::string& warning : loaded.warnings) Log(LogLevel::kWarning, "configuration", {{"warning", warning}});
+  for (const std::string& warning : loaded.warnings)
+    Log(LogLevel::kWarning, "configuration", {{"warning", warning}});
   const UniqueFd signals = TakeSignals();
   Daemon daemon(loaded.config);
   if (const std::optional<Daemon::Failure> failure = daemon.Start(); failure.has_value()) {
     return Fail(failure->code, failure->status);
   }
-  if (!TellReady(ready_fd)) Log(LogLevel::kWarning, "ready_fd", {{"error", "cannot be written"}, {"fd", ready_fd}});
+  if (!TellReady(ready_fd))
+    Log(LogLevel::kWarning, "ready_fd", {{"error", "cannot be written"}, {"fd", ready_fd}});
   return daemon.Run(signals.get());
 }
 
@@ -85,9 +88,11 @@ ExitCode Main(int argc, char** argv) {
   const absl::StatusOr<LoadedConfig> loaded =
       LoadConfig({.file = line.config, .environment = Environment(), .flags = line.flags});
   if (!loaded.ok()) return Fail(ExitCode::kConfiguration, loaded.status());
-  if (line.action == CommandLine::Action::kPrintConfig) std::fputs(PrintConfig(*loaded).c_str(), stdout);
+  if (line.action == CommandLine::Action::kPrintConfig)
+    std::fputs(PrintConfig(*loaded).c_str(), stdout);
   if (line.action != CommandLine::Action::kRun) {
-    for (const std::string& warning : loaded->warnings) std::fprintf(stderr, "dmuond: warning: %s\n", warning.c_str());
+    for (const std::string& warning : loaded->warnings)
+      std::fprintf(stderr, "dmuond: warning: %s\n", warning.c_str());
     return ExitCode::kOk;
   }
   return Serve(*loaded, line.ready_fd);

@@ -42,14 +42,19 @@ void Refuse(int socket, const absl::Status& status) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<AttachServer>> AttachServer::Start(UniqueFd listener, Attachments& attachments,
-                                                                  AttachOptions options, AttachHandlers handlers) {
+absl::StatusOr<std::unique_ptr<AttachServer>> AttachServer::Start(UniqueFd listener,
+                                                                  Attachments& attachments,
+                                                                  AttachOptions options,
+                                                                  AttachHandlers handlers) {
   UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
   UniqueFd stop(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!epoll.valid() || !stop.valid()) return absl::ErrnoToStatus(errno, "epoll of the attach socket");
-  std::unique_ptr<AttachServer> server(new AttachServer(std::move(listener), std::move(epoll), std::move(stop),
-                                                        attachments, std::move(options), std::move(handlers)));
-  if (!server->Watch(server->listener_.get(), kListenerKey) || !server->Watch(server->stop_.get(), kStopKey)) {
+  if (!epoll.valid() || !stop.valid())
+    return absl::ErrnoToStatus(errno, "epoll of the attach socket");
+  std::unique_ptr<AttachServer> server(new AttachServer(std::move(listener), std::move(epoll),
+                                                        std::move(stop), attachments,
+                                                        std::move(options), std::move(handlers)));
+  if (!server->Watch(server->listener_.get(), kListenerKey) ||
+      !server->Watch(server->stop_.get(), kStopKey)) {
     return absl::ErrnoToStatus(errno, "epoll of the attach socket");
   }
   server->last_id_ = 1;  // keys 0 and 1 are taken; connections count from 2 in steps of one
@@ -57,8 +62,8 @@ absl::StatusOr<std::unique_ptr<AttachServer>> AttachServer::Start(UniqueFd liste
   return server;
 }
 
-AttachServer::AttachServer(UniqueFd listener, UniqueFd epoll, UniqueFd stop, Attachments& attachments,
-                           AttachOptions options, AttachHandlers handlers)
+AttachServer::AttachServer(UniqueFd listener, UniqueFd epoll, UniqueFd stop,
+                           Attachments& attachments, AttachOptions options, AttachHandlers handlers)
     : listener_(std::move(listener)),
       epoll_(std::move(epoll)),
       stop_(std::move(stop)),
@@ -119,7 +124,8 @@ void AttachServer::Accept() {
   UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!socket.valid()) {
     if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-      Log(LogLevel::kError, "attach_accept_failed", {{"error", absl::ErrnoToStatus(errno, "accept4").message()}});
+      Log(LogLevel::kError, "attach_accept_failed",
+          {{"error", absl::ErrnoToStatus(errno, "accept4").message()}});
       epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
       accepting_ = false;
     }
@@ -141,7 +147,8 @@ absl::StatusOr<AttachServer::Connection> AttachServer::Admit(int socket) const {
   Connection connection;
   ASSIGN_OR_RETURN(connection.peer, ReadPeerCredentials(socket));
   if (!options_.uids.Allows(connection.peer.uid)) {
-    Log(LogLevel::kWarning, "attach_refused", {{"uid", connection.peer.uid}, {"reason", "uid is not allowed"}});
+    Log(LogLevel::kWarning, "attach_refused",
+        {{"uid", connection.peer.uid}, {"reason", "uid is not allowed"}});
     return absl::PermissionDeniedError(
         absl::StrCat("uid ", connection.peer.uid, " may not use this daemon (allow_uids)"));
   }
@@ -166,8 +173,9 @@ void AttachServer::OnSocket(uint64_t id) {
     absl::Status status = received.error;
     if (status.ok() && received.descriptors > 0) {
       status = SendFrame(connection.socket.get(),
-                         ErrorFrame(absl::InvalidArgumentError("the daemon takes no descriptors: a trainer maps the "
-                                                               "daemon's memory, not the other way round")));
+                         ErrorFrame(absl::InvalidArgumentError(
+                             "the daemon takes no descriptors: a trainer maps the "
+                             "daemon's memory, not the other way round")));
     } else if (status.ok()) {
       status = Answer(connection, id, received.frame);
     }
@@ -179,25 +187,30 @@ void AttachServer::OnSocket(uint64_t id) {
 }
 
 // An error ends the connection; a request that cannot be fulfilled is answered by ERROR and is none.
-absl::Status AttachServer::Answer(Connection& connection, uint64_t id, const wire::AttachFrame& frame) {
+absl::Status AttachServer::Answer(Connection& connection, uint64_t id,
+                                  const wire::AttachFrame& frame) {
   switch (frame.type) {
-    case wire::AttachType::kHello:
-      return Hello(connection, id, frame);
-    case wire::AttachType::kFetch:
-      return Fetch(connection, frame);
+    case wire::AttachType::kHello: return Hello(connection, id, frame);
+    case wire::AttachType::kFetch: return Fetch(connection, frame);
     default:
-      return absl::InvalidArgumentError(absl::StrCat("type of an attach frame: expected HELLO or FETCH, given ",
-                                                     static_cast<uint32_t>(frame.type)));
+      return absl::InvalidArgumentError(
+          absl::StrCat("type of an attach frame: expected HELLO or FETCH, given ",
+                       static_cast<uint32_t>(frame.type)));
   }
 }
 
-absl::Status AttachServer::Hello(Connection& connection, uint64_t id, const wire::AttachFrame& frame) {
-  if (connection.trainer.has_value()) return absl::FailedPreconditionError("HELLO was said already");
-  ASSIGN_OR_RETURN(const Attachments::Added added, attachments_.Add(connection.peer.uid, connection.peer.pid));
+absl::Status AttachServer::Hello(Connection& connection, uint64_t id,
+                                 const wire::AttachFrame& frame) {
+  if (connection.trainer.has_value())
+    return absl::FailedPreconditionError("HELLO was said already");
+  ASSIGN_OR_RETURN(const Attachments::Added added,
+                   attachments_.Add(connection.peer.uid, connection.peer.pid));
   connection.trainer = added.trainer;
   --unattached_;
   Log(LogLevel::kInfo, "attached",
-      {{"attachment", added.trainer.attachment.value()}, {"pid", connection.peer.pid}, {"uid", connection.peer.uid},
+      {{"attachment", added.trainer.attachment.value()},
+       {"pid", connection.peer.pid},
+       {"uid", connection.peer.uid},
        {"client", absl::string_view(frame.client)}});
   // A process that is dead already makes this readable at once.
   if (!Watch(connection.pidfd.get(), PidfdKey(id))) {
@@ -215,13 +228,15 @@ absl::Status AttachServer::Fetch(Connection& connection, const wire::AttachFrame
   const auto kind = static_cast<uint32_t>(frame.arena);
   if (kind < static_cast<uint32_t>(wire::ArenaKind::kControl) ||
       kind > static_cast<uint32_t>(wire::ArenaKind::kWeight)) {
-    return absl::InvalidArgumentError(absl::StrCat("arena of a FETCH: expected 1 to 3, given ", kind));
+    return absl::InvalidArgumentError(
+        absl::StrCat("arena of a FETCH: expected 1 to 3, given ", kind));
   }
   if (frame.rank > static_cast<uint32_t>(INT_MAX)) {
-    return absl::InvalidArgumentError(absl::StrCat("rank of a FETCH: expected at most ", INT_MAX, ", given ", frame.rank));
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank of a FETCH: expected at most ", INT_MAX, ", given ", frame.rank));
   }
-  absl::StatusOr<ArenaHandle> arena =
-      handlers_.arena(*connection.trainer, SessionId(frame.session), static_cast<int>(frame.rank), frame.arena);
+  absl::StatusOr<ArenaHandle> arena = handlers_.arena(*connection.trainer, SessionId(frame.session),
+                                                      static_cast<int>(frame.rank), frame.arena);
   if (!arena.ok()) return SendFrame(connection.socket.get(), ErrorFrame(arena.status()));
   wire::AttachFrame answer;
   answer.type = wire::AttachType::kArena;
@@ -275,7 +290,8 @@ void AttachServer::CloseSilent() {
   }
   for (uint64_t id : silent) {
     Refuse(connections_.at(id).socket.get(),
-           absl::DeadlineExceededError(absl::StrCat("no HELLO within ", absl::FormatDuration(options_.hello_timeout))));
+           absl::DeadlineExceededError(
+               absl::StrCat("no HELLO within ", absl::FormatDuration(options_.hello_timeout))));
     End(id, "silent");
   }
 }

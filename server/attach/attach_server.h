@@ -32,7 +32,8 @@ struct AttachOptions {
 
 // Called on the attach thread; must not block.
 struct AttachHandlers {
-  std::function<absl::StatusOr<ArenaHandle>(const Trainer&, SessionId, int rank, wire::ArenaKind)> arena;
+  std::function<absl::StatusOr<ArenaHandle>(const Trainer&, SessionId, int rank, wire::ArenaKind)>
+      arena;
   // The attachment is over, and its token dead. Said again and again while gRPC calls of it still run.
   std::function<void(AttachmentId)> gone;
 };
@@ -40,8 +41,10 @@ struct AttachHandlers {
 class AttachServer {
  public:
   // `listener`: a SOCK_SEQPACKET socket. `attachments` must outlive the server.
-  static absl::StatusOr<std::unique_ptr<AttachServer>> Start(UniqueFd listener, Attachments& attachments,
-                                                             AttachOptions options, AttachHandlers handlers);
+  static absl::StatusOr<std::unique_ptr<AttachServer>> Start(UniqueFd listener,
+                                                             Attachments& attachments,
+                                                             AttachOptions options,
+                                                             AttachHandlers handlers);
   ~AttachServer();  // stops: closes all connections, calls nobody
 
   AttachServer(const AttachServer&) = delete;
@@ -56,8 +59,8 @@ class AttachServer {
     std::optional<Trainer> trainer;  // after HELLO
   };
 
-  AttachServer(UniqueFd listener, UniqueFd epoll, UniqueFd stop, Attachments& attachments, AttachOptions options,
-               AttachHandlers handlers);
+  AttachServer(UniqueFd listener, UniqueFd epoll, UniqueFd stop, Attachments& attachments,
+               AttachOptions options, AttachHandlers handlers);
   void Run();
   void Accept();
   absl::StatusOr<Connection> Admit(int socket) const;
@@ -83,7 +86,7 @@ class AttachServer {
   uint64_t last_id_ = 0;
   int unattached_ = 0;
   bool calls_left_ = false;  // of attachments that have ended
-  bool accepting_ = true;  // false while there are no descriptors left
+  bool accepting_ = true;    // false while there are no descriptors left
   std::thread thread_;
 };
 

@@ -39,7 +39,7 @@ bool ParseToken(absl::string_view hex, Token& token) {
 // Takes as long for tokens that differ in the first byte as for those that differ in the last.
 bool SameToken(const Token& a, const Token& b) {
   unsigned difference = 0;
-  for (size_t i = 0; i < a.size(); ++i) difference |= unsigned{a[i]} ^ unsigned{b[i]};
+  for (size_t i = 0; i < a.size(); ++i) difference |= unsigned{a[i]} ^ unsigned { b[i] };
   return difference == 0;
 }
 
@@ -53,8 +53,9 @@ absl::StatusOr<Attachments::Added> Attachments::Add(uid_t uid, pid_t pid) {
     return absl::ResourceExhaustedError(
         absl::StrCat("attachments: this daemon takes at most ", limits_.attachments));
   }
-  const auto of_process = std::count_if(entries_.begin(), entries_.end(),
-                                        [pid](const auto& e) { return e.second.trainer.pid == pid; });
+  const auto of_process = std::count_if(entries_.begin(), entries_.end(), [pid](const auto& e) {
+    return e.second.trainer.pid == pid;
+  });
   if (of_process >= limits_.per_process) {
     return absl::ResourceExhaustedError(
         absl::StrCat("attachments of one process: at most ", limits_.per_process));
@@ -138,8 +139,8 @@ int Attachments::size() const {
 }
 
 int Attachments::Alive() const {
-  return static_cast<int>(
-      std::count_if(entries_.begin(), entries_.end(), [](const auto& e) { return !e.second.removed; }));
+  return static_cast<int>(std::count_if(entries_.begin(), entries_.end(),
+                                        [](const auto& e) { return !e.second.removed; }));
 }
 
 }  // namespace dmuon::server

@@ -24,9 +24,10 @@ namespace dmuon::server {
 using Token = std::array<uint8_t, wire::kTokenBytes>;
 
 struct AttachmentLimits {
-  int attachments = 1024;        // of the daemon
-  int per_process = 128;         // one process cannot take them all
-  int calls_per_attachment = 16; // gRPC calls of one trainer that run at once; each blocks a thread
+  int attachments = 1024;  // of the daemon
+  int per_process = 128;   // one process cannot take them all
+  int calls_per_attachment =
+      16;  // gRPC calls of one trainer that run at once; each blocks a thread
 };
 
 class Attachments {

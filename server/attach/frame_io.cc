@@ -12,7 +12,8 @@
 namespace dmuon::server {
 namespace {
 
-constexpr int kMaxDescriptors = 253;  // the kernel's SCM_MAX_FD: with room for all, none can be left over
+constexpr int kMaxDescriptors =
+    253;  // the kernel's SCM_MAX_FD: with room for all, none can be left over
 
 // Closes what came by SCM_RIGHTS and counts it.
 int CloseDescriptors(msghdr& message) {
@@ -33,12 +34,15 @@ int CloseDescriptors(msghdr& message) {
 bool Terminated(const char* field, size_t size) { return std::memchr(field, 0, size) != nullptr; }
 
 absl::Status CheckEnvelope(const wire::AttachFrame& frame) {
-  if (frame.magic != wire::kAttachMagic) return absl::InvalidArgumentError("not an attach frame: wrong magic");
+  if (frame.magic != wire::kAttachMagic)
+    return absl::InvalidArgumentError("not an attach frame: wrong magic");
   if (frame.version != wire::kAttachVersion) {
     return absl::FailedPreconditionError(absl::StrCat("version of the attach protocol: expected ",
-                                                      wire::kAttachVersion, ", given ", frame.version));
+                                                      wire::kAttachVersion, ", given ",
+                                                      frame.version));
   }
-  if (!Terminated(frame.client, sizeof(frame.client)) || !Terminated(frame.text, sizeof(frame.text))) {
+  if (!Terminated(frame.client, sizeof(frame.client)) ||
+      !Terminated(frame.text, sizeof(frame.text))) {
     return absl::InvalidArgumentError("a text of the attach frame has no end");
   }
   return absl::OkStatus();

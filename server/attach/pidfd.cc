@@ -25,11 +25,14 @@ namespace {
 
 absl::Status Unseen() {
   return absl::FailedPreconditionError(
-      "the process that connected cannot be seen from the daemon's pid namespace: run the daemon's container with the "
+      "the process that connected cannot be seen from the daemon's pid namespace: run the daemon's "
+      "container with the "
       "host's pid namespace (hostPID)");
 }
 
-absl::Status Dead() { return absl::FailedPreconditionError("the process that connected has ended"); }
+absl::Status Dead() {
+  return absl::FailedPreconditionError("the process that connected has ended");
+}
 
 // Field 22 of /proc/<pid>/stat: when the process started, in ticks since boot.
 absl::StatusOr<uint64_t> StartTicks(pid_t pid) {
@@ -39,8 +42,10 @@ absl::StatusOr<uint64_t> StartTicks(pid_t pid) {
   if (length <= 0) return Dead();
   const absl::string_view line(text, static_cast<size_t>(length));
   const size_t name_end = line.rfind(')');  // the name may hold anything
-  if (name_end == absl::string_view::npos) return absl::InternalError("unreadable /proc/<pid>/stat");
-  const std::vector<absl::string_view> fields = absl::StrSplit(line.substr(name_end + 1), ' ', absl::SkipEmpty());
+  if (name_end == absl::string_view::npos)
+    return absl::InternalError("unreadable /proc/<pid>/stat");
+  const std::vector<absl::string_view> fields =
+      absl::StrSplit(line.substr(name_end + 1), ' ', absl::SkipEmpty());
   uint64_t ticks;
   if (fields.size() < 20 || !absl::SimpleAtoi(fields[19], &ticks)) {
     return absl::InternalError("unreadable /proc/<pid>/stat");

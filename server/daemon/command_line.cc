@@ -1,7 +1,6 @@
 #include "server/daemon/command_line.h"
 
 #include <CLI/CLI.hpp>
-
 #include <list>
 #include <sstream>
 
@@ -18,10 +17,14 @@ constexpr char kDescription[] =
     "Trainers attach over unix sockets in one directory; ask it with dmuonctl.";
 
 constexpr char kFooter[] =
-    "\nEvery key can stand in the configuration file as `key: value`, in the environment as DMUOND_<KEY>, and here as\n"
-    "--<key-with-dashes>; a flag wins over the environment, the environment over the file, the file over the default.\n"
-    "Lists are separated by commas. deploy/dmuond.yaml documents each key. --print-config shows where each value is from.\n"
-    "\nSIGTERM and SIGINT drain: no new sessions, the steps under way are finished, then all sessions are closed. Once more\n"
+    "\nEvery key can stand in the configuration file as `key: value`, in the environment as "
+    "DMUOND_<KEY>, and here as\n"
+    "--<key-with-dashes>; a flag wins over the environment, the environment over the file, the "
+    "file over the default.\n"
+    "Lists are separated by commas. deploy/dmuond.yaml documents each key. --print-config shows "
+    "where each value is from.\n"
+    "\nSIGTERM and SIGINT drain: no new sessions, the steps under way are finished, then all "
+    "sessions are closed. Once more\n"
     "ends it at once.\n\n";
 
 std::string HelpOf(const ConfigKey& key) {
@@ -40,21 +43,24 @@ void AddKeys(CLI::App& app, std::list<KeyOption>& options) {
     KeyOption& added = options.emplace_back();
     added.key = std::string(key.name);
     const std::string flag = FlagName(key.name);
-    added.option = IsBool(key.name) ? app.add_flag(flag, added.text, HelpOf(key))
-                                    : app.add_option(flag, added.text, HelpOf(key))->type_name("VALUE");
+    added.option = IsBool(key.name)
+                       ? app.add_flag(flag, added.text, HelpOf(key))
+                       : app.add_option(flag, added.text, HelpOf(key))->type_name("VALUE");
     added.option->group("Configuration")->take_last();
   }
 }
 
 // What was probably meant by a flag that is unknown.
 std::string Hint(CLI::App& app) {
-  std::vector<std::string> names = {"help", "version", "config", "print-config", "check-config", "ready-fd"};
+  std::vector<std::string> names = {"help",         "version",      "config",
+                                    "print-config", "check-config", "ready-fd"};
   for (const ConfigKey& key : ConfigKeys()) names.push_back(FlagName(key.name).substr(2));
   for (std::string given : app.remaining()) {
     if (given.rfind("--", 0) != 0) continue;
     given = given.substr(2, given.find('=') - 2);
     const std::string nearest = NearestName(given, names);
-    if (!nearest.empty()) return absl::StrCat("Did you mean --", nearest, " in place of --", given, "?\n");
+    if (!nearest.empty())
+      return absl::StrCat("Did you mean --", nearest, " in place of --", given, "?\n");
   }
   return "";
 }
@@ -69,10 +75,13 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
   bool version = false, print_config = false, check_config = false;
   app.add_flag("--version", version, "Print the version and exit");
   app.add_option("--config", result.config, "Configuration file (YAML)")->type_name("FILE");
-  auto* print = app.add_flag("--print-config", print_config, "Print each value and where it came from, and exit");
-  auto* check = app.add_flag("--check-config", check_config, "Exit with 0, or with 3 and a message");
+  auto* print = app.add_flag("--print-config", print_config,
+                             "Print each value and where it came from, and exit");
+  auto* check =
+      app.add_flag("--check-config", check_config, "Exit with 0, or with 3 and a message");
   print->excludes(check);
-  app.add_option("--ready-fd", result.ready_fd, "Write \"ready\" to this descriptor once both sockets accept")
+  app.add_option("--ready-fd", result.ready_fd,
+                 "Write \"ready\" to this descriptor once both sockets accept")
       ->type_name("N")
       ->check(CLI::NonNegativeNumber);
   std::list<KeyOption> keys;

@@ -11,15 +11,15 @@ namespace dmuon::server {
 struct CommandLine {
   enum class Action {
     kRun,
-    kExit,         // all is said (help, version, or a usage error): print `text`, exit with `exit_code`
+    kExit,  // all is said (help, version, or a usage error): print `text`, exit with `exit_code`
     kPrintConfig,
     kCheckConfig,
   };
   Action action = Action::kRun;
   int exit_code = 0;
-  std::string text;       // for stdout when exit_code is 0, else for stderr
-  std::string config;     // --config; "" = none
-  int ready_fd = -1;      // --ready-fd
+  std::string text;    // for stdout when exit_code is 0, else for stderr
+  std::string config;  // --config; "" = none
+  int ready_fd = -1;   // --ready-fd
   std::vector<std::pair<std::string, std::string>> flags;  // key and text
 };
 

@@ -6,8 +6,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
 #include "kernels/ops/backend.h"
@@ -37,7 +37,8 @@ absl::Status ApplyFile(const std::string& path, LoadedConfig& loaded) {
   return absl::OkStatus();
 }
 
-absl::Status ApplyEnvironment(const std::map<std::string, std::string>& environment, LoadedConfig& loaded) {
+absl::Status ApplyEnvironment(const std::map<std::string, std::string>& environment,
+                              LoadedConfig& loaded) {
   for (const ConfigKey& key : ConfigKeys()) {
     const std::string name = EnvironmentName(key.name);
     const auto it = environment.find(name);
@@ -51,15 +52,18 @@ absl::Status ApplyEnvironment(const std::map<std::string, std::string>& environm
     if (!absl::StartsWith(name, "DMUOND_")) continue;
     const std::string key = absl::AsciiStrToLower(absl::StripPrefix(name, "DMUOND_"));
     if (const std::string hint = IsConfigKey(key) ? "" : DidYouMean(key); !hint.empty()) {
-      loaded.warnings.push_back(absl::StrCat("env ", name, " is no key of the configuration", hint));
+      loaded.warnings.push_back(
+          absl::StrCat("env ", name, " is no key of the configuration", hint));
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status ApplyFlags(const std::vector<std::pair<std::string, std::string>>& flags, LoadedConfig& loaded) {
+absl::Status ApplyFlags(const std::vector<std::pair<std::string, std::string>>& flags,
+                        LoadedConfig& loaded) {
   for (const auto& [key, text] : flags) {
-    RETURN_IF_ERROR(Annotate(SetValue(loaded.config, key, text), absl::StrCat("flag ", FlagName(key))));
+    RETURN_IF_ERROR(
+        Annotate(SetValue(loaded.config, key, text), absl::StrCat("flag ", FlagName(key))));
     loaded.origin[key] = "flag";
   }
   return absl::OkStatus();
@@ -74,26 +78,31 @@ class Checker {
 
   absl::Status Expect(bool good, absl::string_view key, absl::string_view expected) const {
     if (good) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(Where(key), key, ": expected ", expected, ", given ", Given(key)));
+    return absl::InvalidArgumentError(
+        absl::StrCat(Where(key), key, ": expected ", expected, ", given ", Given(key)));
   }
   absl::Status Refuse(bool refused, absl::string_view key, absl::string_view why) const {
     if (!refused) return absl::OkStatus();
-    return absl::UnimplementedError(absl::StrCat(Where(key), key, ": ", Given(key), " is not built yet: ", why));
+    return absl::UnimplementedError(
+        absl::StrCat(Where(key), key, ": ", Given(key), " is not built yet: ", why));
   }
-  absl::Status OneOf(const std::string& value, absl::string_view key, absl::Span<const absl::string_view> known) const {
+  absl::Status OneOf(const std::string& value, absl::string_view key,
+                     absl::Span<const absl::string_view> known) const {
     const bool good = std::find(known.begin(), known.end(), value) != known.end();
     return Expect(good, key, absl::StrJoin(known, " or "));
   }
   absl::Status Seconds(double value, absl::string_view key, bool zero_allowed) const {
     const bool good = (zero_allowed ? value >= 0 : value > 0) && value <= kMaxSeconds;
-    return Expect(good, key, absl::StrCat("seconds ", zero_allowed ? ">= 0" : "> 0", " and at most 30 days"));
+    return Expect(good, key,
+                  absl::StrCat("seconds ", zero_allowed ? ">= 0" : "> 0", " and at most 30 days"));
   }
 
  private:
   std::string Where(absl::string_view key) const {
     const std::string& origin = loaded_.origin.at(std::string(key));
     if (origin == "default") return "";
-    return origin == "flag" ? absl::StrCat("flag ", FlagName(key), ": ") : absl::StrCat(origin, ": ");
+    return origin == "flag" ? absl::StrCat("flag ", FlagName(key), ": ")
+                            : absl::StrCat(origin, ": ");
   }
   std::string Given(absl::string_view key) const { return ValueText(loaded_.config, key); }
 
@@ -101,15 +110,18 @@ class Checker {
 };
 
 bool IsMode(const std::string& text) {
-  return !text.empty() && text.size() <= 4 && text.find_first_not_of("01234567") == std::string::npos;
+  return !text.empty() && text.size() <= 4 &&
+         text.find_first_not_of("01234567") == std::string::npos;
 }
 
 absl::Status Check(const LoadedConfig& loaded) {
   const Config& c = loaded.config;
   const Checker check(loaded);
-  RETURN_IF_ERROR(check.Expect(absl::StartsWith(c.socket_dir(), "/"), "socket_dir", "an absolute path"));
-  RETURN_IF_ERROR(check.Expect(IsMode(c.socket_mode()) && (SocketMode(c) & 0702) == 0700, "socket_mode",
-                               "an octal mode like 0750, all for the owner and no writing for others"));
+  RETURN_IF_ERROR(
+      check.Expect(absl::StartsWith(c.socket_dir(), "/"), "socket_dir", "an absolute path"));
+  RETURN_IF_ERROR(
+      check.Expect(IsMode(c.socket_mode()) && (SocketMode(c) & 0702) == 0700, "socket_mode",
+                   "an octal mode like 0750, all for the owner and no writing for others"));
   RETURN_IF_ERROR(check.Expect(c.threads() <= 4096, "threads", "at most 4096"));
   RETURN_IF_ERROR(check.OneOf(c.backend(), "backend", {"auto", "cpu", "cuda"}));
   RETURN_IF_ERROR(check.Seconds(c.formation_timeout_seconds(), "formation_timeout_seconds", false));
@@ -118,13 +130,16 @@ absl::Status Check(const LoadedConfig& loaded) {
   RETURN_IF_ERROR(check.Refuse(c.orphan_ttl_seconds() != 0, "orphan_ttl_seconds",
                                "state goes with its last trainer, so only 0 is there"));
   RETURN_IF_ERROR(check.Seconds(c.drain_timeout_seconds(), "drain_timeout_seconds", true));
-  RETURN_IF_ERROR(check.Expect(c.max_sessions() >= 1 && c.max_sessions() <= 65536, "max_sessions", "1 to 65536"));
+  RETURN_IF_ERROR(check.Expect(c.max_sessions() >= 1 && c.max_sessions() <= 65536, "max_sessions",
+                               "1 to 65536"));
   RETURN_IF_ERROR(check.OneOf(c.log_level(), "log_level", {"debug", "info", "warning", "error"}));
   RETURN_IF_ERROR(check.OneOf(c.log_format(), "log_format", {"text", "json"}));
-  RETURN_IF_ERROR(check.Refuse(!c.listen().empty(), "listen", "the daemon answers on its unix sockets only"));
+  RETURN_IF_ERROR(
+      check.Refuse(!c.listen().empty(), "listen", "the daemon answers on its unix sockets only"));
   const auto known = kernels::BackendNames();
   if (c.backend() != "auto" && std::find(known.begin(), known.end(), c.backend()) == known.end()) {
-    return check.Refuse(true, "backend", absl::StrCat("this dmuond has ", absl::StrJoin(known, ", ")));
+    return check.Refuse(true, "backend",
+                        absl::StrCat("this dmuond has ", absl::StrJoin(known, ", ")));
   }
   return absl::OkStatus();
 }

@@ -16,15 +16,16 @@
 namespace dmuon::server {
 
 struct ConfigSources {
-  std::string file;                                          // path; "" = none
-  std::map<std::string, std::string> environment;            // all of it: only DMUOND_<KEY> is read
-  std::vector<std::pair<std::string, std::string>> flags;    // key and text, in the order given
+  std::string file;                                        // path; "" = none
+  std::map<std::string, std::string> environment;          // all of it: only DMUOND_<KEY> is read
+  std::vector<std::pair<std::string, std::string>> flags;  // key and text, in the order given
 };
 
 struct LoadedConfig {
   config::v1::Config config;
-  std::map<std::string, std::string> origin;  // by key: "default", "dmuond.yaml:7", "env DMUOND_THREADS", "flag"
-  std::vector<std::string> warnings;          // what looks like a slip of the pen
+  std::map<std::string, std::string>
+      origin;  // by key: "default", "dmuond.yaml:7", "env DMUOND_THREADS", "flag"
+  std::vector<std::string> warnings;  // what looks like a slip of the pen
 };
 
 // INVALID_ARGUMENT for what is wrong, with file and line, variable or flag, the key, the expected and the given;

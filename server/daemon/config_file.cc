@@ -35,7 +35,8 @@ bool TooDeep(absl::string_view text) {
       ++brackets;
     } else if ((c == ']' || c == '}') && brackets > 0) {
       --brackets;
-    } else if ((c == '-' || c == '?') && i + 1 < text.size() && (text[i + 1] == ' ' || text[i + 1] == '\t')) {
+    } else if ((c == '-' || c == '?') && i + 1 < text.size() &&
+               (text[i + 1] == ' ' || text[i + 1] == '\t')) {
       ++dashes;
     }
     if (brackets > kMaxDepth || dashes > 64) return true;
@@ -46,8 +47,8 @@ bool TooDeep(absl::string_view text) {
 // yaml-cpp tags a quoted scalar "!" and a plain one "?".
 bool Quoted(const YAML::Node& node) { return node.Tag() == "!"; }
 
-absl::StatusOr<ConfigText> Value(const YAML::Node& node, const std::string& key, absl::string_view name,
-                                 const YAML::Mark& mark) {
+absl::StatusOr<ConfigText> Value(const YAML::Node& node, const std::string& key,
+                                 absl::string_view name, const YAML::Mark& mark) {
   ConfigText text;
   if (node.IsScalar()) {
     text.values.push_back(node.Scalar());
@@ -55,7 +56,9 @@ absl::StatusOr<ConfigText> Value(const YAML::Node& node, const std::string& key,
     return text;
   }
   if (!node.IsSequence()) {
-    return At(name, mark, absl::StrCat(key, ": expected a value, given ", node.IsMap() ? "a mapping" : "nothing"));
+    return At(
+        name, mark,
+        absl::StrCat(key, ": expected a value, given ", node.IsMap() ? "a mapping" : "nothing"));
   }
   text.is_list = true;
   for (const YAML::Node& element : node) {
@@ -93,9 +96,11 @@ absl::StatusOr<std::vector<FileSetting>> Settings(const YAML::Node& root, absl::
 
 }  // namespace
 
-absl::StatusOr<std::vector<FileSetting>> ParseConfigFile(absl::string_view text, absl::string_view name) {
+absl::StatusOr<std::vector<FileSetting>> ParseConfigFile(absl::string_view text,
+                                                         absl::string_view name) {
   if (text.size() > kMaxBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(name, ": size: expected at most ", kMaxBytes, " bytes, given more"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": size: expected at most ", kMaxBytes, " bytes, given more"));
   }
   if (TooDeep(text)) return absl::InvalidArgumentError(absl::StrCat(name, ": nested too deep"));
   try {

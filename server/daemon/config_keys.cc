@@ -14,8 +14,11 @@ namespace {
 constexpr ConfigKey kKeys[] = {
     {"socket_dir", "/run/dmuon", "directory of attach.sock and control.sock"},
     {"socket_mode", "0750", "octal mode of that directory, when the daemon makes it"},
-    {"allow_uids", "", "uids that may connect besides the daemon's own and root; empty = whoever can open the sockets"},
-    {"admin_uids", "", "uids that may drain and see all sessions, besides the daemon's own and root"},
+    {"allow_uids", "",
+     "uids that may connect besides the daemon's own and root; empty = whoever can open the "
+     "sockets"},
+    {"admin_uids", "",
+     "uids that may drain and see all sessions, besides the daemon's own and root"},
     {"threads", "0", "cores for the kernels; 0 = those of the affinity mask"},
     {"backend", "auto", "auto | cpu | cuda"},
     {"formation_timeout_seconds", "300", "how long a session waits for its ranks"},
@@ -23,7 +26,8 @@ constexpr ConfigKey kKeys[] = {
     {"orphan_ttl_seconds", "0", "how long state outlives its last trainer; only 0 for now"},
     {"drain_timeout_seconds", "60", "how long a drain waits for the steps under way"},
     {"max_sessions", "64", "sessions at once"},
-    {"max_session_bytes", "0", "arenas, state and workspace of one session; 0 = 80 % of the memory"},
+    {"max_session_bytes", "0",
+     "arenas, state and workspace of one session; 0 = 80 % of the memory"},
     {"log_level", "info", "debug | info | warning | error"},
     {"log_format", "text", "text | json"},
     {"exit_when_idle", "false", "end with the last attachment (a private daemon)"},
@@ -49,9 +53,13 @@ size_t EditDistance(absl::string_view a, absl::string_view b) {
 
 absl::Span<const ConfigKey> ConfigKeys() { return kKeys; }
 
-std::string EnvironmentName(absl::string_view key) { return absl::StrCat("DMUOND_", absl::AsciiStrToUpper(key)); }
+std::string EnvironmentName(absl::string_view key) {
+  return absl::StrCat("DMUOND_", absl::AsciiStrToUpper(key));
+}
 
-std::string FlagName(absl::string_view key) { return absl::StrCat("--", absl::StrReplaceAll(key, {{"_", "-"}})); }
+std::string FlagName(absl::string_view key) {
+  return absl::StrCat("--", absl::StrReplaceAll(key, {{"_", "-"}}));
+}
 
 std::string NearestName(absl::string_view given, absl::Span<const std::string> names) {
   given = given.substr(0, 64);  // a distance costs the product of the lengths

@@ -21,7 +21,7 @@ absl::Span<const ConfigKey> ConfigKeys();
 std::string EnvironmentName(absl::string_view key);  // socket_dir -> DMUOND_SOCKET_DIR
 std::string FlagName(absl::string_view key);         // socket_dir -> --socket-dir
 
-// The name in `names` that is nearest to `given` by edit distance, when it is near enough to be what was meant; "" else.
+// The name in `names` that is nearest to `given` by edit distance, when it is near enough to have been meant; "" else.
 std::string NearestName(absl::string_view given, absl::Span<const std::string> names);
 
 // " (did you mean 'threads'?)" for a key that is unknown; "" when none is near.

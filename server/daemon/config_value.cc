@@ -33,8 +33,10 @@ absl::string_view TypeName(const FieldDescriptor& field) {
   }
 }
 
-absl::Status Wrong(const FieldDescriptor& field, absl::string_view expected, absl::string_view given) {
-  return absl::InvalidArgumentError(absl::StrCat(field.name(), ": expected ", expected, ", given ", given));
+absl::Status Wrong(const FieldDescriptor& field, absl::string_view expected,
+                   absl::string_view given) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(field.name(), ": expected ", expected, ", given ", given));
 }
 
 bool Digits(absl::string_view text) {
@@ -46,9 +48,7 @@ bool SetScalar(Config& config, const FieldDescriptor& field, const std::string& 
   const Reflection& r = *Config::GetReflection();
   if (quoted && field.cpp_type() != FieldDescriptor::CPPTYPE_STRING) return false;
   switch (field.cpp_type()) {
-    case FieldDescriptor::CPPTYPE_STRING:
-      r.SetString(&config, &field, text);
-      return true;
+    case FieldDescriptor::CPPTYPE_STRING: r.SetString(&config, &field, text); return true;
     case FieldDescriptor::CPPTYPE_BOOL:
       if (text != "true" && text != "false") return false;
       r.SetBool(&config, &field, text == "true");
@@ -62,7 +62,8 @@ bool SetScalar(Config& config, const FieldDescriptor& field, const std::string& 
     case FieldDescriptor::CPPTYPE_UINT32: {
       uint32_t value;
       if (!Digits(text) || !absl::SimpleAtoi(text, &value)) return false;
-      field.is_repeated() ? r.AddUInt32(&config, &field, value) : r.SetUInt32(&config, &field, value);
+      field.is_repeated() ? r.AddUInt32(&config, &field, value)
+                          : r.SetUInt32(&config, &field, value);
       return true;
     }
     case FieldDescriptor::CPPTYPE_UINT64: {
@@ -71,14 +72,14 @@ bool SetScalar(Config& config, const FieldDescriptor& field, const std::string& 
       r.SetUInt64(&config, &field, value);
       return true;
     }
-    default:
-      return false;
+    default: return false;
   }
 }
 
 std::string StringText(const std::string& value) {
   const bool plain = !value.empty() && value != "true" && value != "false" && value != "null" &&
-                     value.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-") ==
+                     value.find_first_not_of(
+                         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-") ==
                          std::string::npos &&
                      value[0] != '-';
   return plain ? value : absl::StrCat("\"", absl::CEscape(value), "\"");
@@ -88,7 +89,9 @@ std::string StringText(const std::string& value) {
 
 bool IsConfigKey(absl::string_view key) { return Field(key) != nullptr; }
 
-bool IsBool(absl::string_view key) { return Field(key)->cpp_type() == FieldDescriptor::CPPTYPE_BOOL; }
+bool IsBool(absl::string_view key) {
+  return Field(key)->cpp_type() == FieldDescriptor::CPPTYPE_BOOL;
+}
 
 absl::Status SetValue(Config& config, absl::string_view key, const ConfigText& text) {
   const FieldDescriptor& field = *Field(key);
@@ -101,7 +104,8 @@ absl::Status SetValue(Config& config, absl::string_view key, const ConfigText& t
   for (const std::string& value : text.values) {
     if (!SetScalar(config, field, value, text.quoted)) {
       return Wrong(field, field.is_repeated() ? list : std::string(TypeName(field)),
-                   absl::StrCat(text.quoted ? "the string '" : "'", absl::string_view(value).substr(0, 200), "'"));
+                   absl::StrCat(text.quoted ? "the string '" : "'",
+                                absl::string_view(value).substr(0, 200), "'"));
     }
   }
   return absl::OkStatus();
@@ -123,7 +127,8 @@ std::string ValueText(const Config& config, absl::string_view key) {
   const Reflection& r = *Config::GetReflection();
   if (field.is_repeated()) {
     std::vector<uint32_t> values;
-    for (int i = 0; i < r.FieldSize(config, &field); ++i) values.push_back(r.GetRepeatedUInt32(config, &field, i));
+    for (int i = 0; i < r.FieldSize(config, &field); ++i)
+      values.push_back(r.GetRepeatedUInt32(config, &field, i));
     return absl::StrCat("[", absl::StrJoin(values, ", "), "]");
   }
   switch (field.cpp_type()) {

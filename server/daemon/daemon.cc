@@ -70,7 +70,8 @@ rpc::AttachmentCalls CallsOf(Attachments& attachments, SessionTable& table) {
           [&attachments, &table](AttachmentId id) {
             if (!attachments.EndCall(id)) table.OnTrainerGone(id);
           },
-      .entered = [&attachments](AttachmentId id, SessionId session) { attachments.Entered(id, session); },
+      .entered = [&attachments](AttachmentId id,
+                                SessionId session) { attachments.Entered(id, session); },
       .left = [&attachments](AttachmentId id, SessionId session) { attachments.Left(id, session); },
   };
 }
@@ -78,7 +79,9 @@ rpc::AttachmentCalls CallsOf(Attachments& attachments, SessionTable& table) {
 }  // namespace
 
 Daemon::Daemon(const config::v1::Config& config, absl::Duration first_attachment)
-    : config_(config), first_attachment_(first_attachment), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+    : config_(config),
+      first_attachment_(first_attachment),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
 Daemon::~Daemon() {
   if (drain_thread_.joinable()) drain_thread_.join();
@@ -91,22 +94,26 @@ std::optional<Daemon::Failure> Daemon::Start() {
   dir_.emplace(*std::move(dir));
 
   const int threads = config_.threads() > 0 ? static_cast<int>(config_.threads()) : UsableCores();
-  absl::StatusOr<std::unique_ptr<kernels::Backend>> backend = kernels::CreateBackend(config_.backend(), threads);
+  absl::StatusOr<std::unique_ptr<kernels::Backend>> backend =
+      kernels::CreateBackend(config_.backend(), threads);
   if (!backend.ok()) return Failure{ExitCode::kBackend, Annotate(backend.status(), "backend")};
   backend_ = *std::move(backend);
 
   table_ = std::make_unique<SessionTable>(*backend_, Limits(config_));
-  trainer_service_ =
-      std::make_unique<rpc::TrainerService>(*table_, CallsOf(attachments_, *table_), config_.socket_dir());
+  trainer_service_ = std::make_unique<rpc::TrainerService>(*table_, CallsOf(attachments_, *table_),
+                                                           config_.socket_dir());
   admin_service_ = std::make_unique<rpc::AdminService>(
-      *table_, Info(threads), std::vector<uid_t>(config_.admin_uids().begin(), config_.admin_uids().end()), [this] {
+      *table_, Info(threads),
+      std::vector<uid_t>(config_.admin_uids().begin(), config_.admin_uids().end()), [this] {
         drain_requested_ = true;
         Wake();
       });
   if (std::optional<Failure> failure = Serve(); failure.has_value()) return failure;
 
   Log(LogLevel::kInfo, "daemon_ready",
-      {{"version", DMUON_VERSION}, {"pid", getpid()}, {"socket_dir", config_.socket_dir()},
+      {{"version", DMUON_VERSION},
+       {"pid", getpid()},
+       {"socket_dir", config_.socket_dir()},
        {"backend", backend_->description()}});
   NotifySystemd("READY=1\nSTATUS=serving");
   return std::nullopt;
@@ -119,14 +126,15 @@ std::optional<Daemon::Failure> Daemon::Serve() {
   absl::StatusOr<UniqueFd> attach = ListenUnix(dir_->attach_path(), SOCK_SEQPACKET, kSocketMode);
   if (!attach.ok()) return Failure{ExitCode::kSocketDir, Annotate(attach.status(), "socket_dir")};
 
-  absl::StatusOr<std::unique_ptr<rpc::GrpcServer>> grpc =
-      rpc::GrpcServer::Start(*std::move(control), {trainer_service_.get(), admin_service_.get(), &peer_service_},
-                             {.uids = AllowedUids(config_)});
+  absl::StatusOr<std::unique_ptr<rpc::GrpcServer>> grpc = rpc::GrpcServer::Start(
+      *std::move(control), {trainer_service_.get(), admin_service_.get(), &peer_service_},
+      {.uids = AllowedUids(config_)});
   if (!grpc.ok()) return Failure{ExitCode::kFailed, grpc.status()};
   grpc_ = *std::move(grpc);
 
   AttachHandlers handlers;
-  handlers.arena = [this](const Trainer& trainer, SessionId session, int rank, wire::ArenaKind kind) {
+  handlers.arena = [this](const Trainer& trainer, SessionId session, int rank,
+                          wire::ArenaKind kind) {
     return table_->Arena(trainer, session, rank, kind);
   };
   handlers.gone = [this](AttachmentId attachment) {
@@ -134,9 +142,9 @@ std::optional<Daemon::Failure> Daemon::Serve() {
     attachment_ended_ = true;
     Wake();
   };
-  absl::StatusOr<std::unique_ptr<AttachServer>> server =
-      AttachServer::Start(*std::move(attach), attachments_,
-                          {.uids = AllowedUids(config_), .daemon_version = DMUON_VERSION}, std::move(handlers));
+  absl::StatusOr<std::unique_ptr<AttachServer>> server = AttachServer::Start(
+      *std::move(attach), attachments_,
+      {.uids = AllowedUids(config_), .daemon_version = DMUON_VERSION}, std::move(handlers));
   if (!server.ok()) return Failure{ExitCode::kFailed, server.status()};
   attach_ = *std::move(server);
   return std::nullopt;
@@ -170,7 +178,8 @@ ExitCode Daemon::Run(int signals) {
     signalfd_siginfo signal;
     while (read(signals, &signal, sizeof(signal)) == sizeof(signal)) {
       if (draining_) CutShort();
-      BeginDrain(strsignal(static_cast<int>(signal.ssi_signo)), absl::Seconds(config_.drain_timeout_seconds()));
+      BeginDrain(strsignal(static_cast<int>(signal.ssi_signo)),
+                 absl::Seconds(config_.drain_timeout_seconds()));
     }
     if (drain_requested_ && !draining_) {
       BeginDrain("admin", absl::Seconds(config_.drain_timeout_seconds()));
@@ -189,7 +198,9 @@ ExitCode Daemon::Run(int signals) {
 void Daemon::BeginDrain(absl::string_view reason, absl::Duration patience) {
   draining_ = true;
   Log(LogLevel::kInfo, "drain_started",
-      {{"reason", reason}, {"sessions", table_->size()}, {"timeout", absl::FormatDuration(patience)}});
+      {{"reason", reason},
+       {"sessions", table_->size()},
+       {"timeout", absl::FormatDuration(patience)}});
   NotifySystemd("STOPPING=1\nSTATUS=draining");
   table_->StartDrain();
   grpc_->SetServing(false);
@@ -203,9 +214,11 @@ void Daemon::BeginDrain(absl::string_view reason, absl::Duration patience) {
 void Daemon::Wake() const { eventfd_write(wake_.get(), 1); }
 
 void Daemon::CutShort() {
-  Log(LogLevel::kWarning, "drain_cut_short", {{"sessions", table_->size()}, {"reason", "second signal"}});
+  Log(LogLevel::kWarning, "drain_cut_short",
+      {{"sessions", table_->size()}, {"reason", "second signal"}});
   dir_.reset();
-  _exit(static_cast<int>(ExitCode::kFailed));  // threads are at work: nothing else can be taken down
+  _exit(
+      static_cast<int>(ExitCode::kFailed));  // threads are at work: nothing else can be taken down
 }
 
 }  // namespace dmuon::server

@@ -34,7 +34,8 @@ class Daemon {
     absl::Status status;
   };
 
-  explicit Daemon(const config::v1::Config& config, absl::Duration first_attachment = kFirstAttachment);
+  explicit Daemon(const config::v1::Config& config,
+                  absl::Duration first_attachment = kFirstAttachment);
   ~Daemon();
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;

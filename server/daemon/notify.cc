@@ -27,7 +27,8 @@ void NotifySystemd(absl::string_view state) {
   const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length);
   if (!fd.valid() || sendto(fd.get(), state.data(), state.size(), MSG_NOSIGNAL | MSG_DONTWAIT,
                             reinterpret_cast<const sockaddr*>(&address), size) < 0) {
-    Log(LogLevel::kWarning, "notify_failed", {{"error", absl::ErrnoToStatus(errno, "sendto").message()}});
+    Log(LogLevel::kWarning, "notify_failed",
+        {{"error", absl::ErrnoToStatus(errno, "sendto").message()}});
   }
 }
 

@@ -19,15 +19,17 @@ namespace {
 // Whoever can write in the directory can put his own sockets in the place of ours.
 absl::Status CheckTrust(const std::string& path) {
   struct stat found;
-  if (lstat(path.c_str(), &found) != 0) return absl::ErrnoToStatus(errno, absl::StrCat("looking at ", path));
-  if (!S_ISDIR(found.st_mode)) return absl::FailedPreconditionError(absl::StrCat(path, " is not a directory"));
+  if (lstat(path.c_str(), &found) != 0)
+    return absl::ErrnoToStatus(errno, absl::StrCat("looking at ", path));
+  if (!S_ISDIR(found.st_mode))
+    return absl::FailedPreconditionError(absl::StrCat(path, " is not a directory"));
   if (found.st_uid != geteuid() && found.st_uid != 0) {
-    return absl::FailedPreconditionError(absl::StrCat(path, ": owner: expected uid ", geteuid(), " or 0, given ",
-                                                      found.st_uid));
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, ": owner: expected uid ", geteuid(), " or 0, given ", found.st_uid));
   }
   if ((found.st_mode & S_IWOTH) != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("%s: mode: expected no writing for others, given %04o", path, found.st_mode & 07777));
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "%s: mode: expected no writing for others, given %04o", path, found.st_mode & 07777));
   }
   return absl::OkStatus();
 }
@@ -46,23 +48,25 @@ absl::StatusOr<SocketDir> SocketDir::Acquire(const std::string& path, mode_t mod
   return dir;
 }
 
-// A dead daemon's lock is free, whatever file it left. One that is alive unlinks the file before it lets go, so a lock on
-// a file that is no longer in the directory is worth nothing: look again.
+// A dead daemon's lock is free, whatever file it left. One that is alive unlinks the file before it lets go, so a lock
+// on a file that is no longer in the directory is worth nothing: look again.
 absl::Status SocketDir::Lock() {
   for (;;) {
     UniqueFd fd(open(lock_path().c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (!fd.valid()) return absl::ErrnoToStatus(errno, absl::StrCat("opening ", lock_path()));
     if (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-      if (errno != EWOULDBLOCK) return absl::ErrnoToStatus(errno, absl::StrCat("locking ", lock_path()));
+      if (errno != EWOULDBLOCK)
+        return absl::ErrnoToStatus(errno, absl::StrCat("locking ", lock_path()));
       char pid[32];
       const ssize_t length = pread(fd.get(), pid, sizeof(pid), 0);
-      return absl::AlreadyExistsError(absl::StrCat(
-          "another dmuond is alive in ", path_, ", pid ",
-          absl::StripAsciiWhitespace(absl::string_view(pid, length > 0 ? static_cast<size_t>(length) : 0))));
+      return absl::AlreadyExistsError(
+          absl::StrCat("another dmuond is alive in ", path_, ", pid ",
+                       absl::StripAsciiWhitespace(
+                           absl::string_view(pid, length > 0 ? static_cast<size_t>(length) : 0))));
     }
     struct stat locked, there;
-    if (fstat(fd.get(), &locked) == 0 && lstat(lock_path().c_str(), &there) == 0 && locked.st_ino == there.st_ino &&
-        locked.st_dev == there.st_dev) {
+    if (fstat(fd.get(), &locked) == 0 && lstat(lock_path().c_str(), &there) == 0 &&
+        locked.st_ino == there.st_ino && locked.st_dev == there.st_dev) {
       const std::string pid = absl::StrCat(getpid(), "\n");
       if (ftruncate(fd.get(), 0) != 0 || pwrite(fd.get(), pid.data(), pid.size(), 0) < 0) {
         return absl::ErrnoToStatus(errno, absl::StrCat("writing ", lock_path()));
@@ -74,7 +78,9 @@ absl::Status SocketDir::Lock() {
 }
 
 SocketDir::SocketDir(SocketDir&& other) noexcept
-    : path_(std::move(other.path_)), made_(std::exchange(other.made_, false)), lock_(std::move(other.lock_)) {}
+    : path_(std::move(other.path_)),
+      made_(std::exchange(other.made_, false)),
+      lock_(std::move(other.lock_)) {}
 
 SocketDir::~SocketDir() {
   if (lock_.valid()) {

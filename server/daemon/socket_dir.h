@@ -11,7 +11,8 @@
 
 namespace dmuon::server {
 
-// Held while the daemon lives. Destruction removes the sockets and the lock file, and the directory if it was made here.
+// Held while the daemon lives. Destruction removes the sockets and the lock file, and the directory if it was made
+// here.
 class SocketDir {
  public:
   // FAILED_PRECONDITION: the directory is not to be trusted (another user's, or open to writing by all).

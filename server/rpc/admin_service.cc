@@ -18,18 +18,23 @@ namespace dmuon::server::rpc {
 namespace {
 
 constexpr int kMaxWatchers = 32;  // each holds a thread
-constexpr absl::Duration kWatchTurn = absl::Milliseconds(200);  // how late a watcher notices that its caller left
+constexpr absl::Duration kWatchTurn =
+    absl::Milliseconds(200);  // how late a watcher notices that its caller left
 
 }  // namespace
 
 AdminService::AdminService(SessionTable& table, DaemonInfo info, std::vector<uid_t> admin_uids,
                            std::function<void()> request_drain)
-    : table_(table), info_(std::move(info)), admin_uids_(std::move(admin_uids)),
+    : table_(table),
+      info_(std::move(info)),
+      admin_uids_(std::move(admin_uids)),
       request_drain_(std::move(request_drain)) {}
 
-absl::StatusOr<AdminService::Caller> AdminService::WhoCalls(const grpc::ServerContext& context) const {
+absl::StatusOr<AdminService::Caller> AdminService::WhoCalls(
+    const grpc::ServerContext& context) const {
   const std::optional<uid_t> uid = CallerUid(context);
-  if (!uid.has_value()) return absl::UnauthenticatedError("Admin answers over the control socket only");
+  if (!uid.has_value())
+    return absl::UnauthenticatedError("Admin answers over the control socket only");
   const bool admin = *uid == 0 || *uid == geteuid() ||
                      std::find(admin_uids_.begin(), admin_uids_.end(), *uid) != admin_uids_.end();
   return Caller{*uid, admin};
@@ -40,12 +45,14 @@ absl::StatusOr<SessionDescription> AdminService::DescribeFor(const grpc::ServerC
   ASSIGN_OR_RETURN(const Caller caller, WhoCalls(context));
   ASSIGN_OR_RETURN(SessionDescription session, table_.Describe(name));
   if (!caller.admin && session.uid != caller.uid) {
-    return absl::PermissionDeniedError(absl::StrCat("session '", name, "' is another user's (admin_uids)"));
+    return absl::PermissionDeniedError(
+        absl::StrCat("session '", name, "' is another user's (admin_uids)"));
   }
   return session;
 }
 
-grpc::Status AdminService::GetInfo(grpc::ServerContext*, const v1::GetInfoRequest*, v1::GetInfoResponse* response) {
+grpc::Status AdminService::GetInfo(grpc::ServerContext*, const v1::GetInfoRequest*,
+                                   v1::GetInfoResponse* response) {
   response->set_version(info_.version);
   response->set_instance_id(info_.instance_id);
   response->set_started_unix_seconds(absl::ToUnixSeconds(info_.started));
@@ -59,7 +66,8 @@ grpc::Status AdminService::GetInfo(grpc::ServerContext*, const v1::GetInfoReques
   return grpc::Status::OK;
 }
 
-grpc::Status AdminService::ListSessions(grpc::ServerContext* context, const v1::ListSessionsRequest*,
+grpc::Status AdminService::ListSessions(grpc::ServerContext* context,
+                                        const v1::ListSessionsRequest*,
                                         v1::ListSessionsResponse* response) {
   const absl::StatusOr<Caller> caller = WhoCalls(*context);
   if (!caller.ok()) return ToGrpc(caller.status());
@@ -69,7 +77,8 @@ grpc::Status AdminService::ListSessions(grpc::ServerContext* context, const v1::
   return grpc::Status::OK;
 }
 
-grpc::Status AdminService::DescribeSession(grpc::ServerContext* context, const v1::DescribeSessionRequest* request,
+grpc::Status AdminService::DescribeSession(grpc::ServerContext* context,
+                                           const v1::DescribeSessionRequest* request,
                                            v1::DescribeSessionResponse* response) {
   const absl::StatusOr<SessionDescription> session = DescribeFor(*context, request->name());
   if (!session.ok()) return ToGrpc(session.status());
@@ -77,7 +86,8 @@ grpc::Status AdminService::DescribeSession(grpc::ServerContext* context, const v
   return grpc::Status::OK;
 }
 
-grpc::Status AdminService::WatchSteps(grpc::ServerContext* context, const v1::WatchStepsRequest* request,
+grpc::Status AdminService::WatchSteps(grpc::ServerContext* context,
+                                      const v1::WatchStepsRequest* request,
                                       grpc::ServerWriter<v1::StepRecord>* writer) {
   const absl::Cleanup leave = [this] { --watchers_; };
   if (++watchers_ > kMaxWatchers) {
@@ -89,28 +99,34 @@ grpc::Status AdminService::WatchSteps(grpc::ServerContext* context, const v1::Wa
 absl::Status AdminService::Watch(grpc::ServerContext& context, const v1::WatchStepsRequest& request,
                                  grpc::ServerWriter<v1::StepRecord>& writer) {
   RETURN_IF_ERROR(DescribeFor(context, request.name()).status());
-  ASSIGN_OR_RETURN(std::vector<StepReport> reports, table_.Steps(request.name(), 0, absl::ZeroDuration()));
+  ASSIGN_OR_RETURN(std::vector<StepReport> reports,
+                   table_.Steps(request.name(), 0, absl::ZeroDuration()));
   uint64_t seen = reports.empty() ? 0 : reports.back().step;
-  if (reports.size() > request.last()) reports.erase(reports.begin(), reports.end() - request.last());
+  if (reports.size() > request.last())
+    reports.erase(reports.begin(), reports.end() - request.last());
   for (;;) {
     for (const StepReport& report : reports) {
       seen = std::max(seen, report.step);
-      if (!writer.Write(ToProto(report, request.name()))) return absl::CancelledError("the caller has gone away");
+      if (!writer.Write(ToProto(report, request.name())))
+        return absl::CancelledError("the caller has gone away");
     }
     if (!request.follow()) return absl::OkStatus();
     if (context.IsCancelled()) return absl::CancelledError("the caller has gone away");
     absl::StatusOr<std::vector<StepReport>> next = table_.Steps(request.name(), seen, kWatchTurn);
-    if (absl::IsNotFound(next.status())) return absl::OkStatus();  // the session has ended, and with it the watch
+    if (absl::IsNotFound(next.status()))
+      return absl::OkStatus();  // the session has ended, and with it the watch
     if (!next.ok()) return next.status();
     reports = *std::move(next);
   }
 }
 
-grpc::Status AdminService::Drain(grpc::ServerContext* context, const v1::DrainRequest*, v1::DrainResponse* response) {
+grpc::Status AdminService::Drain(grpc::ServerContext* context, const v1::DrainRequest*,
+                                 v1::DrainResponse* response) {
   const absl::StatusOr<Caller> caller = WhoCalls(*context);
   if (!caller.ok()) return ToGrpc(caller.status());
   if (!caller->admin) {
-    return ToGrpc(absl::PermissionDeniedError(absl::StrCat("uid ", caller->uid, " may not drain (admin_uids)")));
+    return ToGrpc(absl::PermissionDeniedError(
+        absl::StrCat("uid ", caller->uid, " may not drain (admin_uids)")));
   }
   Log(LogLevel::kInfo, "drain_requested", {{"uid", caller->uid}});
   table_.StartDrain();

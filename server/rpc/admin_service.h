@@ -1,5 +1,5 @@
-// dmuon.v1.Admin: what an operator asks. Callers are known by the uid of their connection: the daemon's own uid, root and
-// admin_uids see and may do everything; others see the sessions of their own uid.
+// dmuon.v1.Admin: what an operator asks. Callers are known by the uid of their connection: the daemon's own uid, root
+// and admin_uids see and may do everything; others see the sessions of their own uid.
 #ifndef DMUON_SERVER_RPC_ADMIN_SERVICE_H_
 #define DMUON_SERVER_RPC_ADMIN_SERVICE_H_
 
@@ -36,7 +36,8 @@ class AdminService final : public v1::Admin::Service {
                        v1::GetInfoResponse* response) override;
   grpc::Status ListSessions(grpc::ServerContext* context, const v1::ListSessionsRequest* request,
                             v1::ListSessionsResponse* response) override;
-  grpc::Status DescribeSession(grpc::ServerContext* context, const v1::DescribeSessionRequest* request,
+  grpc::Status DescribeSession(grpc::ServerContext* context,
+                               const v1::DescribeSessionRequest* request,
                                v1::DescribeSessionResponse* response) override;
   grpc::Status WatchSteps(grpc::ServerContext* context, const v1::WatchStepsRequest* request,
                           grpc::ServerWriter<v1::StepRecord>* writer) override;
@@ -44,7 +45,8 @@ class AdminService final : public v1::Admin::Service {
                      v1::DrainResponse* response) override;
   grpc::Status SaveSnapshot(grpc::ServerContext* context, const v1::SaveSnapshotRequest* request,
                             v1::SaveSnapshotResponse* response) override;
-  grpc::Status RestoreSnapshot(grpc::ServerContext* context, const v1::RestoreSnapshotRequest* request,
+  grpc::Status RestoreSnapshot(grpc::ServerContext* context,
+                               const v1::RestoreSnapshotRequest* request,
                                v1::RestoreSnapshotResponse* response) override;
   grpc::Status EvictSession(grpc::ServerContext* context, const v1::EvictSessionRequest* request,
                             v1::EvictSessionResponse* response) override;
@@ -55,7 +57,8 @@ class AdminService final : public v1::Admin::Service {
     bool admin = false;
   };
   absl::StatusOr<Caller> WhoCalls(const grpc::ServerContext& context) const;
-  absl::StatusOr<SessionDescription> DescribeFor(const grpc::ServerContext& context, const std::string& name) const;
+  absl::StatusOr<SessionDescription> DescribeFor(const grpc::ServerContext& context,
+                                                 const std::string& name) const;
   absl::Status Watch(grpc::ServerContext& context, const v1::WatchStepsRequest& request,
                      grpc::ServerWriter<v1::StepRecord>& writer);
 

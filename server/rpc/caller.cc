@@ -8,7 +8,8 @@ namespace dmuon::server::rpc {
 
 std::optional<int> PeerDescriptor(absl::string_view peer) {
   int fd;
-  if (!absl::ConsumePrefix(&peer, "fd:") || !absl::SimpleAtoi(peer, &fd) || fd < 0) return std::nullopt;
+  if (!absl::ConsumePrefix(&peer, "fd:") || !absl::SimpleAtoi(peer, &fd) || fd < 0)
+    return std::nullopt;
   return fd;
 }
 

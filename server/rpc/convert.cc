@@ -27,8 +27,9 @@ absl::StatusOr<Domain> Enum(absl::string_view field, Proto value) {
     if (type->value(i)->number() != 0) expected.push_back(type->value(i)->name());
   }
   const google::protobuf::EnumValueDescriptor* given = type->FindValueByNumber(number);
-  return absl::InvalidArgumentError(absl::StrCat(field, ": expected ", absl::StrJoin(expected, " or "), ", given ",
-                                                 given != nullptr ? given->name() : absl::StrCat(number)));
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, ": expected ", absl::StrJoin(expected, " or "), ", given ",
+                   given != nullptr ? given->name() : absl::StrCat(number)));
 }
 
 static_assert(static_cast<int>(Route::kShardedAdamw) == v1::ROUTE_SHARDED_ADAMW);
@@ -44,18 +45,21 @@ static_assert(static_cast<int>(wire::ArenaKind::kWeight) == v1::BUFFER_KIND_WEIG
 
 absl::StatusOr<int> Int(absl::string_view field, uint64_t value, uint64_t most = INT_MAX) {
   if (value <= most) return static_cast<int>(value);
-  return absl::InvalidArgumentError(absl::StrCat(field, ": expected at most ", most, ", given ", value));
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, ": expected at most ", most, ", given ", value));
 }
 
 absl::StatusOr<int64_t> Int64(absl::string_view field, uint64_t value) {
   constexpr auto kMost = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
   if (value <= kMost) return static_cast<int64_t>(value);
-  return absl::InvalidArgumentError(absl::StrCat(field, ": expected at most ", kMost, ", given ", value));
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, ": expected at most ", kMost, ", given ", value));
 }
 
 // --- OpenSession -----------------------------------------------------------------------------------------------------
 
-constexpr uint64_t kMaxAxis = 4096;  // so that the product of three axes fits everywhere it is made in 64 bits
+constexpr uint64_t kMaxAxis =
+    4096;  // so that the product of three axes fits everywhere it is made in 64 bits
 
 absl::StatusOr<Mesh> FromProto(const v1::Mesh& mesh) {
   Mesh result;
@@ -112,7 +116,8 @@ absl::StatusOr<kernels::NewtonSchulzOptions> FromProto(const v1::NewtonSchulz& m
   if (message.form() != v1::NS_FORM_GRAM && message.form() != v1::NS_FORM_DIRECT) {
     return Enum<kernels::NsForm>("newton_schulz.form", message.form()).status();
   }
-  options.form = message.form() == v1::NS_FORM_GRAM ? kernels::NsForm::kGram : kernels::NsForm::kDirect;
+  options.form =
+      message.form() == v1::NS_FORM_GRAM ? kernels::NsForm::kGram : kernels::NsForm::kDirect;
   if (message.steps() < 1 || message.steps() > 32) {
     return absl::InvalidArgumentError(
         absl::StrCat("newton_schulz.steps: expected 1 to 32, given ", message.steps()));
@@ -120,10 +125,12 @@ absl::StatusOr<kernels::NewtonSchulzOptions> FromProto(const v1::NewtonSchulz& m
   options.steps = static_cast<int>(message.steps());
   if (message.coefficients_size() % 3 != 0 || message.coefficients_size() > 3 * 32) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "newton_schulz.coefficients: expected three for each of at most 32 steps, given ", message.coefficients_size()));
+        "newton_schulz.coefficients: expected three for each of at most 32 steps, given ",
+        message.coefficients_size()));
   }
   for (int i = 0; i < message.coefficients_size(); i += 3) {
-    options.coefficients.push_back({message.coefficients(i), message.coefficients(i + 1), message.coefficients(i + 2)});
+    options.coefficients.push_back(
+        {message.coefficients(i), message.coefficients(i + 1), message.coefficients(i + 2)});
   }
   if (message.restarts_given()) {
     options.restarts.emplace();
@@ -167,7 +174,8 @@ void AddPlacement(const Placement& placement, const ParameterTable& table, Repea
     entry.set_name(parameter.name);
     entry.set_route(static_cast<v1::Route>(parameter.route));
     for (int64_t extent : parameter.shape) entry.add_shape(static_cast<uint64_t>(extent));
-    if (i < placement.owner.size()) entry.set_owner(static_cast<uint32_t>(placement.owner[i].value()));
+    if (i < placement.owner.size())
+      entry.set_owner(static_cast<uint32_t>(placement.owner[i].value()));
     if (i < placement.cost.size()) entry.set_cost(placement.cost[i]);
     entry.set_bytes(static_cast<uint64_t>(parameter.numel()) * sizeof(float));
     entry.set_boundary(table.boundaries[parameter.boundary.index()].name);
@@ -222,8 +230,9 @@ absl::StatusOr<std::vector<Buffer>> FromProto(const v1::RegisterBuffersRequest& 
     Buffer& buffer = buffers.emplace_back();
     ASSIGN_OR_RETURN(buffer.kind, Enum<wire::ArenaKind>("buffer.kind", message.kind()));
     if (!message.ipc_handle().empty() || !message.gpu_uuid().empty()) {
-      return absl::UnimplementedError("buffer.ipc_handle: device memory is not built yet; map the arenas of the "
-                                      "attach socket");
+      return absl::UnimplementedError(
+          "buffer.ipc_handle: device memory is not built yet; map the arenas of the "
+          "attach socket");
     }
     buffer.offset = message.offset();
     buffer.size = message.size();
@@ -253,7 +262,8 @@ v1::ConfigureGroupsResponse ToProto(const Configured& configured) {
     parameter.set_grad_offset(layout.grad_offset[i]);
     parameter.set_weight_offset(layout.weight_offset[i]);
   }
-  for (int window : layout.window) response.add_boundaries()->set_window(static_cast<uint32_t>(window));
+  for (int window : layout.window)
+    response.add_boundaries()->set_window(static_cast<uint32_t>(window));
   response.set_state_bytes(configured.memory.state_bytes);
   response.set_workspace_bytes(configured.memory.workspace_bytes);
   return response;

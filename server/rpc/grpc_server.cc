@@ -46,11 +46,13 @@ ino_t InodeOf(int fd) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(UniqueFd listener, std::vector<grpc::Service*> services,
+absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(UniqueFd listener,
+                                                              std::vector<grpc::Service*> services,
                                                               GrpcServerOptions options) {
   UniqueFd stop(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!stop.valid()) return absl::ErrnoToStatus(errno, "eventfd");
-  std::unique_ptr<GrpcServer> server(new GrpcServer(std::move(listener), std::move(stop), std::move(options)));
+  std::unique_ptr<GrpcServer> server(
+      new GrpcServer(std::move(listener), std::move(stop), std::move(options)));
   server->server_ = Build(services);
   if (server->server_ == nullptr) return absl::InternalError("gRPC did not start");
   server->SetServing(true);
@@ -77,7 +79,8 @@ void GrpcServer::Stop(absl::Time deadline) {
     thread_.join();
     listener_.Reset();
   }
-  if (server_ != nullptr) server_->Shutdown(absl::ToChronoTime(std::max(deadline, absl::UnixEpoch())));
+  if (server_ != nullptr)
+    server_->Shutdown(absl::ToChronoTime(std::max(deadline, absl::UnixEpoch())));
 }
 
 void GrpcServer::Accept() {
@@ -85,7 +88,8 @@ void GrpcServer::Accept() {
   for (;;) {
     pollfd watched[] = {{stop_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
     if (poll(watched, 2, -1) < 0 && errno != EINTR) {
-      Log(LogLevel::kError, "control_poll_failed", {{"error", absl::ErrnoToStatus(errno, "poll").message()}});
+      Log(LogLevel::kError, "control_poll_failed",
+          {{"error", absl::ErrnoToStatus(errno, "poll").message()}});
       return;
     }
     if (watched[0].revents != 0) return;
@@ -98,7 +102,8 @@ void GrpcServer::AcceptOne() {
   UniqueFd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!fd.valid()) {
     if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-      Log(LogLevel::kError, "control_accept_failed", {{"error", absl::ErrnoToStatus(errno, "accept4").message()}});
+      Log(LogLevel::kError, "control_accept_failed",
+          {{"error", absl::ErrnoToStatus(errno, "accept4").message()}});
       pollfd stop = {stop_.get(), POLLIN, 0};
       poll(&stop, 1, kAcceptPauseMs);
     }
@@ -107,11 +112,13 @@ void GrpcServer::AcceptOne() {
   const absl::StatusOr<PeerCredentials> peer = ReadPeerCredentials(fd.get());
   if (!peer.ok() || !options_.uids.Allows(peer->uid)) {
     Log(LogLevel::kWarning, "control_refused",
-        {{"uid", peer.ok() ? static_cast<int64_t>(peer->uid) : -1}, {"reason", "uid is not allowed"}});
+        {{"uid", peer.ok() ? static_cast<int64_t>(peer->uid) : -1},
+         {"reason", "uid is not allowed"}});
     return;
   }
   if (!HasRoom(peer->uid)) {
-    Log(LogLevel::kWarning, "control_refused", {{"uid", peer->uid}, {"reason", "too many connections"}});
+    Log(LogLevel::kWarning, "control_refused",
+        {{"uid", peer->uid}, {"reason", "too many connections"}});
     return;
   }
   given_[fd.get()] = Given{peer->uid, InodeOf(fd.get())};
@@ -121,7 +128,8 @@ void GrpcServer::AcceptOne() {
 // gRPC does not tell when it closes a descriptor. What it closed is looked for when a user comes near the limit.
 bool GrpcServer::HasRoom(uid_t uid) {
   const auto of_uid = [&] {
-    return std::count_if(given_.begin(), given_.end(), [uid](const auto& g) { return g.second.uid == uid; });
+    return std::count_if(given_.begin(), given_.end(),
+                         [uid](const auto& g) { return g.second.uid == uid; });
   };
   if (of_uid() < options_.max_connections_per_uid) return true;
   std::erase_if(given_, [](const auto& g) { return InodeOf(g.first) != g.second.inode; });

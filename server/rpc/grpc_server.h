@@ -29,7 +29,8 @@ struct GrpcServerOptions {
 class GrpcServer {
  public:
   // `listener`: a SOCK_STREAM socket. The services must outlive the server.
-  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(UniqueFd listener, std::vector<grpc::Service*> services,
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(UniqueFd listener,
+                                                           std::vector<grpc::Service*> services,
                                                            GrpcServerOptions options);
   ~GrpcServer();  // Stop, without patience
 

@@ -18,8 +18,8 @@ absl::Status StateAssembler::Begin(const v1::StateChunk& chunk) {
   kind_ = *kind;
   ASSIGN_OR_RETURN(total_, size_of_(parameter_, kind_));
   if (chunk.total_bytes() != total_) {
-    return absl::InvalidArgumentError(absl::StrCat(Quoted(parameter_), ": total_bytes: expected ", total_,
-                                                   ", given ", chunk.total_bytes()));
+    return absl::InvalidArgumentError(absl::StrCat(Quoted(parameter_), ": total_bytes: expected ",
+                                                   total_, ", given ", chunk.total_bytes()));
   }
   data_.clear();
   data_.reserve(total_);
@@ -30,13 +30,14 @@ absl::Status StateAssembler::Begin(const v1::StateChunk& chunk) {
 absl::Status StateAssembler::Add(const v1::StateChunk& chunk) {
   if (open_ && chunk.has_state()) return Finish();
   if (!open_ && !chunk.has_state()) {
-    return absl::InvalidArgumentError("a chunk that begins a state must name it: expected 'state', given none");
+    return absl::InvalidArgumentError(
+        "a chunk that begins a state must name it: expected 'state', given none");
   }
   if (!open_) RETURN_IF_ERROR(Begin(chunk));
   const std::string& bytes = chunk.data();
   if (bytes.size() > total_ - data_.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(Quoted(parameter_), ": data: expected ", total_,
-                                                   " bytes, given more"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(Quoted(parameter_), ": data: expected ", total_, " bytes, given more"));
   }
   const auto* begin = reinterpret_cast<const std::byte*>(bytes.data());
   data_.insert(data_.end(), begin, begin + bytes.size());

@@ -18,12 +18,14 @@ namespace dmuon::server::rpc {
 class StateAssembler {
  public:
   // How many bytes the table says that a state has.
-  using SizeOf = std::function<absl::StatusOr<uint64_t>(const std::string& parameter, StateKind kind)>;
+  using SizeOf =
+      std::function<absl::StatusOr<uint64_t>(const std::string& parameter, StateKind kind)>;
   // Takes a state that is whole.
   using Write = std::function<absl::Status(const std::string& parameter, StateKind kind,
                                            absl::Span<const std::byte> data)>;
 
-  StateAssembler(SizeOf size_of, Write write) : size_of_(std::move(size_of)), write_(std::move(write)) {}
+  StateAssembler(SizeOf size_of, Write write)
+      : size_of_(std::move(size_of)), write_(std::move(write)) {}
 
   // INVALID_ARGUMENT names the parameter, the expected and the given.
   absl::Status Add(const v1::StateChunk& chunk);

@@ -15,7 +15,8 @@ static_assert(static_cast<int>(absl::StatusCode::kInvalidArgument) ==
               static_cast<int>(grpc::StatusCode::INVALID_ARGUMENT));
 static_assert(static_cast<int>(absl::StatusCode::kResourceExhausted) ==
               static_cast<int>(grpc::StatusCode::RESOURCE_EXHAUSTED));
-static_assert(static_cast<int>(absl::StatusCode::kAborted) == static_cast<int>(grpc::StatusCode::ABORTED));
+static_assert(static_cast<int>(absl::StatusCode::kAborted) ==
+              static_cast<int>(grpc::StatusCode::ABORTED));
 static_assert(static_cast<int>(absl::StatusCode::kUnauthenticated) ==
               static_cast<int>(grpc::StatusCode::UNAUTHENTICATED));
 
@@ -24,7 +25,8 @@ static_assert(static_cast<int>(absl::StatusCode::kUnauthenticated) ==
 grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
   std::string text(status.message());
-  if (text.size() > kMaxText) text = absl::StrCat(absl::string_view(text).substr(0, kMaxText), " ...");
+  if (text.size() > kMaxText)
+    text = absl::StrCat(absl::string_view(text).substr(0, kMaxText), " ...");
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), text);
 }
 

@@ -51,11 +51,15 @@ std::string WithoutTrailingSlash(absl::string_view path) {
 
 }  // namespace
 
-TrainerService::TrainerService(SessionTable& table, AttachmentCalls attachments, std::string socket_dir)
-    : table_(table), attachments_(std::move(attachments)), socket_dir_(WithoutTrailingSlash(socket_dir)) {}
+TrainerService::TrainerService(SessionTable& table, AttachmentCalls attachments,
+                               std::string socket_dir)
+    : table_(table),
+      attachments_(std::move(attachments)),
+      socket_dir_(WithoutTrailingSlash(socket_dir)) {}
 
-grpc::Status TrainerService::As(const grpc::ServerContext& context,
-                                const std::function<absl::Status(const server::Trainer&)>& handler) {
+grpc::Status TrainerService::As(
+    const grpc::ServerContext& context,
+    const std::function<absl::Status(const server::Trainer&)>& handler) {
   const absl::StatusOr<server::Trainer> trainer = attachments_.begin(TokenOf(context));
   if (!trainer.ok()) return ToGrpc(trainer.status());
   const absl::Cleanup end = [&] { attachments_.end(trainer->attachment); };
@@ -64,12 +68,15 @@ grpc::Status TrainerService::As(const grpc::ServerContext& context,
 
 absl::Status TrainerService::CheckCoordinator(const std::string& coordinator) const {
   if (coordinator.empty()) return absl::OkStatus();
-  if (WithoutTrailingSlash(absl::StripPrefix(coordinator, "unix:")) == socket_dir_) return absl::OkStatus();
+  if (WithoutTrailingSlash(absl::StripPrefix(coordinator, "unix:")) == socket_dir_)
+    return absl::OkStatus();
   return absl::UnimplementedError(
-      "coordinator: a session over several daemons is not built yet: all ranks must use the same daemon");
+      "coordinator: a session over several daemons is not built yet: all ranks must use the same "
+      "daemon");
 }
 
-grpc::Status TrainerService::OpenSession(grpc::ServerContext* context, const v1::OpenSessionRequest* request,
+grpc::Status TrainerService::OpenSession(grpc::ServerContext* context,
+                                         const v1::OpenSessionRequest* request,
                                          v1::OpenSessionResponse* response) {
   return As(*context, [&](const server::Trainer& trainer) -> absl::Status {
     RETURN_IF_ERROR(CheckCoordinator(request->coordinator()));
@@ -88,8 +95,9 @@ grpc::Status TrainerService::ConfigureGroups(grpc::ServerContext* context,
   return As(*context, [&](const server::Trainer& trainer) -> absl::Status {
     ASSIGN_OR_RETURN(const int rank, Rank(request->rank()));
     ASSIGN_OR_RETURN(OptimizerSpec spec, FromProto(*request));
-    ASSIGN_OR_RETURN(const Configured configured,
-                     table_.Configure(trainer, SessionId(request->session_id()), rank, std::move(spec)));
+    ASSIGN_OR_RETURN(
+        const Configured configured,
+        table_.Configure(trainer, SessionId(request->session_id()), rank, std::move(spec)));
     *response = ToProto(configured);
     return absl::OkStatus();
   });
@@ -112,7 +120,8 @@ grpc::Status TrainerService::Step(grpc::ServerContext*, const v1::StepRequest*, 
   return NotBuilt("dmuon.v1.Trainer/Step");
 }
 
-grpc::Status TrainerService::GetStepResult(grpc::ServerContext* context, const v1::GetStepResultRequest* request,
+grpc::Status TrainerService::GetStepResult(grpc::ServerContext* context,
+                                           const v1::GetStepResultRequest* request,
                                            v1::GetStepResultResponse* response) {
   return As(*context, [&](const server::Trainer& trainer) -> absl::Status {
     ASSIGN_OR_RETURN(const StepReport report,
@@ -123,14 +132,16 @@ grpc::Status TrainerService::GetStepResult(grpc::ServerContext* context, const v
   });
 }
 
-grpc::Status TrainerService::ReadState(grpc::ServerContext* context, const v1::ReadStateRequest* request,
+grpc::Status TrainerService::ReadState(grpc::ServerContext* context,
+                                       const v1::ReadStateRequest* request,
                                        grpc::ServerWriter<v1::StateChunk>* writer) {
   return As(*context, [&](const server::Trainer& trainer) -> absl::Status {
     for (const v1::StateName& name : request->states()) {
       absl::StatusOr<StateKind> kind = FromProto(name.kind());
       if (!kind.ok()) return Annotate(kind.status(), absl::StrCat("'", name.parameter(), "'"));
-      ASSIGN_OR_RETURN(const std::vector<std::byte> data,
-                       table_.ReadState(trainer, SessionId(request->session_id()), name.parameter(), *kind));
+      ASSIGN_OR_RETURN(
+          const std::vector<std::byte> data,
+          table_.ReadState(trainer, SessionId(request->session_id()), name.parameter(), *kind));
       if (!WriteChunks(name, data, writer)) return absl::CancelledError("the caller has gone away");
     }
     return absl::OkStatus();
@@ -160,7 +171,8 @@ grpc::Status TrainerService::WriteState(grpc::ServerContext* context,
   });
 }
 
-grpc::Status TrainerService::CloseSession(grpc::ServerContext* context, const v1::CloseSessionRequest* request,
+grpc::Status TrainerService::CloseSession(grpc::ServerContext* context,
+                                          const v1::CloseSessionRequest* request,
                                           v1::CloseSessionResponse*) {
   return As(*context, [&](const server::Trainer& trainer) -> absl::Status {
     ASSIGN_OR_RETURN(const int rank, Rank(request->rank()));

@@ -16,7 +16,8 @@ namespace dmuon::server::rpc {
 // What the handlers need of the registry of attachments (server/attach/attachments.h has the contracts). Thread-safe.
 struct AttachmentCalls {
   std::function<absl::StatusOr<Trainer>(absl::string_view token_hex)> begin;
-  std::function<void(AttachmentId)> end;  // and undoes what the call did for a trainer that died meanwhile
+  std::function<void(AttachmentId)>
+      end;  // and undoes what the call did for a trainer that died meanwhile
   std::function<void(AttachmentId, SessionId)> entered;
   std::function<void(AttachmentId, SessionId)> left;
 };
@@ -28,9 +29,11 @@ class TrainerService final : public v1::Trainer::Service {
 
   grpc::Status OpenSession(grpc::ServerContext* context, const v1::OpenSessionRequest* request,
                            v1::OpenSessionResponse* response) override;
-  grpc::Status ConfigureGroups(grpc::ServerContext* context, const v1::ConfigureGroupsRequest* request,
+  grpc::Status ConfigureGroups(grpc::ServerContext* context,
+                               const v1::ConfigureGroupsRequest* request,
                                v1::ConfigureGroupsResponse* response) override;
-  grpc::Status RegisterBuffers(grpc::ServerContext* context, const v1::RegisterBuffersRequest* request,
+  grpc::Status RegisterBuffers(grpc::ServerContext* context,
+                               const v1::RegisterBuffersRequest* request,
                                v1::RegisterBuffersResponse* response) override;
   grpc::Status Step(grpc::ServerContext* context, const v1::StepRequest* request,
                     v1::StepResponse* response) override;
@@ -38,7 +41,8 @@ class TrainerService final : public v1::Trainer::Service {
                              v1::GetStepResultResponse* response) override;
   grpc::Status ReadState(grpc::ServerContext* context, const v1::ReadStateRequest* request,
                          grpc::ServerWriter<v1::StateChunk>* writer) override;
-  grpc::Status WriteState(grpc::ServerContext* context, grpc::ServerReader<v1::WriteStateRequest>* reader,
+  grpc::Status WriteState(grpc::ServerContext* context,
+                          grpc::ServerReader<v1::WriteStateRequest>* reader,
                           v1::WriteStateResponse* response) override;
   grpc::Status CloseSession(grpc::ServerContext* context, const v1::CloseSessionRequest* request,
                             v1::CloseSessionResponse* response) override;

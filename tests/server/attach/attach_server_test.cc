@@ -38,7 +38,8 @@ UniqueFd Connect(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path.data(), path.size());
-  if (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) return UniqueFd();
+  if (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0)
+    return UniqueFd();
   return fd;
 }
 
@@ -65,7 +66,8 @@ Answer Receive(int socket) {
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
   answer.closed = recvmsg(socket, &message, MSG_CMSG_CLOEXEC) <= 0;
-  if (cmsghdr* c = CMSG_FIRSTHDR(&message); !answer.closed && c != nullptr && c->cmsg_type == SCM_RIGHTS) {
+  if (cmsghdr* c = CMSG_FIRSTHDR(&message);
+      !answer.closed && c != nullptr && c->cmsg_type == SCM_RIGHTS) {
     int fd;
     std::memcpy(&fd, CMSG_DATA(c), sizeof(fd));
     answer.fd.Reset(fd);
@@ -118,7 +120,8 @@ class AttachServerTest : public testing::Test {
       absl::MutexLock lock(&mu_);
       gone_.push_back(id);
     };
-    auto server = AttachServer::Start(*std::move(listener), attachments_, std::move(options), std::move(handlers));
+    auto server = AttachServer::Start(*std::move(listener), attachments_, std::move(options),
+                                      std::move(handlers));
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
   }
@@ -141,7 +144,8 @@ class AttachServerTest : public testing::Test {
   }
 
   // One frame that is refused: the ERROR, after which the connection is closed.
-  void ExpectRefused(int socket, const AttachFrame& frame, absl::StatusCode code, const std::string& text) {
+  void ExpectRefused(int socket, const AttachFrame& frame, absl::StatusCode code,
+                     const std::string& text) {
     const Answer answer = Ask(socket, frame);
     ASSERT_FALSE(answer.closed);
     EXPECT_EQ(answer.frame.type, AttachType::kError);
@@ -173,7 +177,8 @@ class TrainerProcess {
       const UniqueFd socket = Connect(path);
       const AttachFrame hello = FrameOf(AttachType::kHello);
       AttachFrame welcome;
-      if (send(socket.get(), &hello, sizeof(hello), 0) < 0 || recv(socket.get(), &welcome, sizeof(welcome), 0) <= 0 ||
+      if (send(socket.get(), &hello, sizeof(hello), 0) < 0 ||
+          recv(socket.get(), &welcome, sizeof(welcome), 0) <= 0 ||
           welcome.type != AttachType::kWelcome) {
         _exit(1);
       }
@@ -205,7 +210,8 @@ class TrainerProcess {
 TEST_F(AttachServerTest, HelloIsAnsweredByAFreshTokenAndTheDaemonsVersion) {
   Start();
   const UniqueFd a = Connect(path()), b = Connect(path());
-  const Answer first = Ask(a.get(), FrameOf(AttachType::kHello)), second = Ask(b.get(), FrameOf(AttachType::kHello));
+  const Answer first = Ask(a.get(), FrameOf(AttachType::kHello)),
+               second = Ask(b.get(), FrameOf(AttachType::kHello));
   EXPECT_EQ(first.frame.type, AttachType::kWelcome);
   EXPECT_STREQ(first.frame.text, "1.2.3");
   EXPECT_NE(std::memcmp(first.frame.token, second.frame.token, wire::kTokenBytes), 0);
@@ -254,19 +260,24 @@ TEST_F(AttachServerTest, EachMalformedFrameIsAnErrorWithItsReasonThenTheEnd) {
   ExpectRefused(Connect(path()).get(), frame, absl::StatusCode::kInvalidArgument, "magic");
   frame = FrameOf(AttachType::kHello);
   frame.version = 9;
-  ExpectRefused(Connect(path()).get(), frame, absl::StatusCode::kFailedPrecondition, "expected 1, given 9");
+  ExpectRefused(Connect(path()).get(), frame, absl::StatusCode::kFailedPrecondition,
+                "expected 1, given 9");
   frame = FrameOf(AttachType::kHello);
   std::memset(frame.client, 'x', sizeof(frame.client));
   ExpectRefused(Connect(path()).get(), frame, absl::StatusCode::kInvalidArgument, "no end");
-  for (AttachType type : {AttachType::kUnspecified, AttachType::kWelcome, AttachType::kError, AttachType{77}}) {
-    ExpectRefused(Connect(path()).get(), FrameOf(type), absl::StatusCode::kInvalidArgument, "expected HELLO or FETCH");
+  for (AttachType type :
+       {AttachType::kUnspecified, AttachType::kWelcome, AttachType::kError, AttachType{77}}) {
+    ExpectRefused(Connect(path()).get(), FrameOf(type), absl::StatusCode::kInvalidArgument,
+                  "expected HELLO or FETCH");
   }
-  ExpectRefused(Connect(path()).get(), FrameOf(AttachType::kFetch), absl::StatusCode::kFailedPrecondition,
-                "before HELLO");
+  ExpectRefused(Connect(path()).get(), FrameOf(AttachType::kFetch),
+                absl::StatusCode::kFailedPrecondition, "before HELLO");
   const UniqueFd twice = Attached();
-  ExpectRefused(twice.get(), FrameOf(AttachType::kHello), absl::StatusCode::kFailedPrecondition, "already");
+  ExpectRefused(twice.get(), FrameOf(AttachType::kHello), absl::StatusCode::kFailedPrecondition,
+                "already");
   const UniqueFd arena = Attached();
-  ExpectRefused(arena.get(), FrameOf(AttachType::kFetch), absl::StatusCode::kInvalidArgument, "given 0");
+  ExpectRefused(arena.get(), FrameOf(AttachType::kFetch), absl::StatusCode::kInvalidArgument,
+                "given 0");
   const UniqueFd rank = Attached();
   frame = FrameOf(AttachType::kFetch);
   frame.arena = wire::ArenaKind::kGrad;
@@ -318,7 +329,8 @@ TEST_F(AttachServerTest, DescriptorsThatATrainerSendsAreClosedAndRefused) {
   c->cmsg_level = SOL_SOCKET;
   c->cmsg_type = SCM_RIGHTS;
   c->cmsg_len = CMSG_LEN(kCount * sizeof(int));
-  for (int i = 0; i < kCount; ++i) std::memcpy(CMSG_DATA(c) + i * sizeof(int), &pipe_fds[1], sizeof(int));
+  for (int i = 0; i < kCount; ++i)
+    std::memcpy(CMSG_DATA(c) + i * sizeof(int), &pipe_fds[1], sizeof(int));
   ASSERT_EQ(sendmsg(fd.get(), &message, 0), static_cast<ssize_t>(sizeof(frame)));
   const Answer answer = Receive(fd.get());
   EXPECT_EQ(answer.frame.code, static_cast<uint32_t>(absl::StatusCode::kInvalidArgument));
@@ -392,7 +404,8 @@ TEST_F(AttachServerTest, AnAttachedTrainerMayBeSilent) {
   Start({.hello_timeout = absl::Milliseconds(20)});
   const UniqueFd attached = Attached();
   const UniqueFd silent = Connect(path());
-  EXPECT_EQ(Receive(silent.get()).frame.code, static_cast<uint32_t>(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_EQ(Receive(silent.get()).frame.code,
+            static_cast<uint32_t>(absl::StatusCode::kDeadlineExceeded));
   EXPECT_EQ(attachments_.size(), 1);
 }
 

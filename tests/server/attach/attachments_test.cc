@@ -14,7 +14,8 @@ namespace {
 using testing::HasSubstr;
 
 std::string Hex(const Token& token) {
-  return absl::BytesToHexString(absl::string_view(reinterpret_cast<const char*>(token.data()), token.size()));
+  return absl::BytesToHexString(
+      absl::string_view(reinterpret_cast<const char*>(token.data()), token.size()));
 }
 
 TEST(Attachments, ATokenNamesItsTrainerUntilTheAttachmentEnds) {
@@ -28,7 +29,8 @@ TEST(Attachments, ATokenNamesItsTrainerUntilTheAttachmentEnds) {
   EXPECT_EQ(trainer->attachment, added->trainer.attachment);
   EXPECT_TRUE(attachments.EndCall(added->trainer.attachment));
   EXPECT_TRUE(attachments.Remove(added->trainer.attachment));
-  EXPECT_EQ(attachments.BeginCall(Hex(added->token)).status().code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(attachments.BeginCall(Hex(added->token)).status().code(),
+            absl::StatusCode::kUnauthenticated);
   EXPECT_FALSE(attachments.Remove(added->trainer.attachment));
 }
 
@@ -84,11 +86,13 @@ TEST(Attachments, ACallThatOutlivesItsTrainerIsToldAtItsEndAndListedUntilThen) {
   const auto added = attachments.Add(0, 7);
   ASSERT_TRUE(added.ok());
   const AttachmentId id = added->trainer.attachment;
-  ASSERT_TRUE(attachments.BeginCall(Hex(added->token)).ok() && attachments.BeginCall(Hex(added->token)).ok());
+  ASSERT_TRUE(attachments.BeginCall(Hex(added->token)).ok() &&
+              attachments.BeginCall(Hex(added->token)).ok());
   EXPECT_THAT(attachments.RemovedWithCalls(), testing::IsEmpty());
   EXPECT_TRUE(attachments.Remove(id));
   EXPECT_EQ(attachments.size(), 0);
-  EXPECT_EQ(attachments.BeginCall(Hex(added->token)).status().code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(attachments.BeginCall(Hex(added->token)).status().code(),
+            absl::StatusCode::kUnauthenticated);
   EXPECT_THAT(attachments.RemovedWithCalls(), testing::ElementsAre(id));
   EXPECT_FALSE(attachments.EndCall(id));
   EXPECT_THAT(attachments.RemovedWithCalls(), testing::ElementsAre(id));

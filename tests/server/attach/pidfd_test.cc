@@ -54,7 +54,8 @@ TEST(PidfdByPid, AProcessThatIsYoungerThanTheConnectionIsAnother) {
 }
 
 TEST(PidfdByPid, AProcessOfAnotherUserIsAnother) {
-  if (geteuid() == 0) GTEST_SKIP() << "root's processes look the same as those that are not dumpable";
+  if (geteuid() == 0)
+    GTEST_SKIP() << "root's processes look the same as those that are not dumpable";
   Child child;
   const auto pidfd = PidfdByPid({geteuid() + 1, getegid(), child.pid()}, TicksSinceBoot() + 1);
   EXPECT_EQ(pidfd.status().code(), absl::StatusCode::kFailedPrecondition);

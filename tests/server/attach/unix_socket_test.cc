@@ -50,7 +50,8 @@ TEST_F(UnixSocket, ADeadSocketIsReplacedAndAFileIsNot) {
 }
 
 TEST_F(UnixSocket, ATooLongPathIsNamedWithItsLength) {
-  const absl::Status status = ListenUnix("/tmp/" + std::string(200, 'x'), SOCK_STREAM, 0600).status();
+  const absl::Status status =
+      ListenUnix("/tmp/" + std::string(200, 'x'), SOCK_STREAM, 0600).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("has 205"));
 }

@@ -28,23 +28,25 @@ TEST(CommandLine, HelpNamesEachKeyAndEachExitCode) {
   EXPECT_EQ(line.exit_code, 0);
   for (const ConfigKey& key : ConfigKeys()) EXPECT_THAT(line.text, HasSubstr(FlagName(key.name)));
   EXPECT_THAT(line.text, HasSubstr(kExitCodes));
-  for (const char* flag : {"--config", "--print-config", "--check-config", "--ready-fd", "--version"}) {
+  for (const char* flag :
+       {"--config", "--print-config", "--check-config", "--ready-fd", "--version"}) {
     EXPECT_THAT(line.text, HasSubstr(flag));
   }
 }
 
 TEST(CommandLine, FlagsBecomeKeysInTheOrderOfTheConfiguration) {
-  const CommandLine line = Parse({"--exit-when-idle", "--socket-dir", "/x", "--threads=4", "--config", "f.yaml",
-                                  "--allow-uids", "1,2", "--ready-fd", "3"});
+  const CommandLine line = Parse({"--exit-when-idle", "--socket-dir", "/x", "--threads=4",
+                                  "--config", "f.yaml", "--allow-uids", "1,2", "--ready-fd", "3"});
   ASSERT_EQ(line.action, Action::kRun) << line.text;
-  EXPECT_THAT(line.flags, ElementsAre(Pair("socket_dir", "/x"), Pair("allow_uids", "1,2"), Pair("threads", "4"),
-                                      Pair("exit_when_idle", "true")));
+  EXPECT_THAT(line.flags, ElementsAre(Pair("socket_dir", "/x"), Pair("allow_uids", "1,2"),
+                                      Pair("threads", "4"), Pair("exit_when_idle", "true")));
   EXPECT_EQ(line.config, "f.yaml");
   EXPECT_EQ(line.ready_fd, 3);
 }
 
 TEST(CommandLine, ABooleanCanBeSaidToBeFalse) {
-  EXPECT_THAT(Parse({"--exit-when-idle=false"}).flags, ElementsAre(Pair("exit_when_idle", "false")));
+  EXPECT_THAT(Parse({"--exit-when-idle=false"}).flags,
+              ElementsAre(Pair("exit_when_idle", "false")));
 }
 
 TEST(CommandLine, VersionPrintAndCheckAreActions) {
@@ -61,7 +63,8 @@ TEST(CommandLine, AWrongOneIsUsageWithAHint) {
   EXPECT_EQ(Parse({"positional"}).exit_code, static_cast<int>(ExitCode::kUsage));
   EXPECT_EQ(Parse({"--threads"}).exit_code, static_cast<int>(ExitCode::kUsage));
   EXPECT_EQ(Parse({"--ready-fd", "x"}).exit_code, static_cast<int>(ExitCode::kUsage));
-  EXPECT_EQ(Parse({"--print-config", "--check-config"}).exit_code, static_cast<int>(ExitCode::kUsage));
+  EXPECT_EQ(Parse({"--print-config", "--check-config"}).exit_code,
+            static_cast<int>(ExitCode::kUsage));
 }
 
 }  // namespace

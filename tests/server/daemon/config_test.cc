@@ -35,7 +35,9 @@ class ConfigTest : public testing::Test {
     files_.push_back(path);
     return path;
   }
-  absl::StatusOr<LoadedConfig> LoadFile(const std::string& text) { return LoadConfig({.file = File(text)}); }
+  absl::StatusOr<LoadedConfig> LoadFile(const std::string& text) {
+    return LoadConfig({.file = File(text)});
+  }
   // The error without the name of the temporary file.
   std::string ErrorOf(const std::string& text) {
     const absl::Status status = LoadFile(text).status();
@@ -69,7 +71,8 @@ TEST_F(ConfigTest, TheDocumentedFileHasEachKeyWithItsDefault) {
   const auto with_file = LoadConfig({.file = path}), without = LoadConfig({});
   ASSERT_TRUE(with_file.ok() && without.ok()) << with_file.status() << without.status();
   for (const ConfigKey& key : ConfigKeys()) {
-    EXPECT_EQ(ValueText(with_file->config, key.name), ValueText(without->config, key.name)) << key.name;
+    EXPECT_EQ(ValueText(with_file->config, key.name), ValueText(without->config, key.name))
+        << key.name;
     EXPECT_THAT(with_file->origin.at(std::string(key.name)), HasSubstr("dmuond.yaml:")) << key.name;
   }
 }
@@ -77,7 +80,8 @@ TEST_F(ConfigTest, TheDocumentedFileHasEachKeyWithItsDefault) {
 TEST_F(ConfigTest, AFlagWinsOverTheEnvironmentThatOverTheFileThatOverTheDefault) {
   ConfigSources sources;
   sources.file = File("# first line\nthreads: 1\nmax_sessions: 2\nlog_level: debug\n");
-  sources.environment = {{"DMUOND_MAX_SESSIONS", "3"}, {"DMUOND_LOG_LEVEL", "warning"}, {"HOME", "/"}};
+  sources.environment = {
+      {"DMUOND_MAX_SESSIONS", "3"}, {"DMUOND_LOG_LEVEL", "warning"}, {"HOME", "/"}};
   sources.flags = {{"log_level", "error"}};
   const auto loaded = LoadConfig(sources);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
@@ -92,7 +96,8 @@ TEST_F(ConfigTest, AFlagWinsOverTheEnvironmentThatOverTheFileThatOverTheDefault)
 }
 
 TEST_F(ConfigTest, WhatIsPrintedShowsOriginsAndCanBeReadAgain) {
-  const auto loaded = LoadFile("allow_uids: [1000, 1001]\nsocket_dir: '/tmp/a b'\nexit_when_idle: true\n");
+  const auto loaded =
+      LoadFile("allow_uids: [1000, 1001]\nsocket_dir: '/tmp/a b'\nexit_when_idle: true\n");
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   const std::string printed = PrintConfig(*loaded);
   EXPECT_THAT(printed, HasSubstr("allow_uids: [1000, 1001]"));
@@ -104,21 +109,29 @@ TEST_F(ConfigTest, WhatIsPrintedShowsOriginsAndCanBeReadAgain) {
 }
 
 TEST_F(ConfigTest, AnUnknownKeyIsNamedWithItsLineAndTheNearest) {
-  EXPECT_EQ(ErrorOf("threads: 1\n\nmax_sesions: 4\n"), ":3: unknown key 'max_sesions' (did you mean 'max_sessions'?)");
-  EXPECT_EQ(ErrorOf("socket-dir: /x\n"), ":1: unknown key 'socket-dir' (did you mean 'socket_dir'?)");
+  EXPECT_EQ(ErrorOf("threads: 1\n\nmax_sesions: 4\n"),
+            ":3: unknown key 'max_sesions' (did you mean 'max_sessions'?)");
+  EXPECT_EQ(ErrorOf("socket-dir: /x\n"),
+            ":1: unknown key 'socket-dir' (did you mean 'socket_dir'?)");
   EXPECT_EQ(ErrorOf("zzzzzzzz: 1\n"), ":1: unknown key 'zzzzzzzz'");
   EXPECT_EQ(ErrorOf("'': 1\n"), ":1: unknown key ''");
 }
 
 TEST_F(ConfigTest, AValueOfAnotherTypeNamesKeyExpectedAndGiven) {
-  EXPECT_EQ(ErrorOf("threads: four\n"), ":1: threads: expected an unsigned integer of 32 bits, given 'four'");
-  EXPECT_EQ(ErrorOf("threads: -1\n"), ":1: threads: expected an unsigned integer of 32 bits, given '-1'");
+  EXPECT_EQ(ErrorOf("threads: four\n"),
+            ":1: threads: expected an unsigned integer of 32 bits, given 'four'");
+  EXPECT_EQ(ErrorOf("threads: -1\n"),
+            ":1: threads: expected an unsigned integer of 32 bits, given '-1'");
   EXPECT_EQ(ErrorOf("threads: 4294967296\n"),
             ":1: threads: expected an unsigned integer of 32 bits, given '4294967296'");
-  EXPECT_EQ(ErrorOf("threads: '4'\n"), ":1: threads: expected an unsigned integer of 32 bits, given the string '4'");
-  EXPECT_EQ(ErrorOf("threads: [4]\n"), ":1: threads: expected an unsigned integer of 32 bits, given a list");
-  EXPECT_EQ(ErrorOf("exit_when_idle: yes\n"), ":1: exit_when_idle: expected true or false, given 'yes'");
-  EXPECT_EQ(ErrorOf("step_timeout_seconds: nan\n"), ":1: step_timeout_seconds: expected a number, given 'nan'");
+  EXPECT_EQ(ErrorOf("threads: '4'\n"),
+            ":1: threads: expected an unsigned integer of 32 bits, given the string '4'");
+  EXPECT_EQ(ErrorOf("threads: [4]\n"),
+            ":1: threads: expected an unsigned integer of 32 bits, given a list");
+  EXPECT_EQ(ErrorOf("exit_when_idle: yes\n"),
+            ":1: exit_when_idle: expected true or false, given 'yes'");
+  EXPECT_EQ(ErrorOf("step_timeout_seconds: nan\n"),
+            ":1: step_timeout_seconds: expected a number, given 'nan'");
   EXPECT_EQ(ErrorOf("allow_uids: 7\n"),
             ":1: allow_uids: expected a list, each an unsigned integer of 32 bits, given '7'");
   EXPECT_EQ(ErrorOf("allow_uids: [7, x]\n"),
@@ -130,13 +143,18 @@ TEST_F(ConfigTest, AValueOfAnotherTypeNamesKeyExpectedAndGiven) {
 TEST_F(ConfigTest, AValueOutOfRangeNamesKeyExpectedAndGiven) {
   EXPECT_EQ(ErrorOf("socket_dir: run\n"), ":1: socket_dir: expected an absolute path, given run");
   for (const char* mode : {"0777", "0650", "rwx", "0958", "17500", "''"}) {
-    EXPECT_THAT(ErrorOf(absl::StrCat("socket_mode: ", mode, "\n")), HasSubstr("socket_mode: expected an octal mode"))
+    EXPECT_THAT(ErrorOf(absl::StrCat("socket_mode: ", mode, "\n")),
+                HasSubstr("socket_mode: expected an octal mode"))
         << mode;
   }
-  EXPECT_THAT(ErrorOf("backend: gpu\n"), HasSubstr("backend: expected auto or cpu or cuda, given gpu"));
-  EXPECT_THAT(ErrorOf("max_sessions: 0\n"), HasSubstr("max_sessions: expected 1 to 65536, given 0"));
-  EXPECT_THAT(ErrorOf("step_timeout_seconds: 0\n"), HasSubstr("step_timeout_seconds: expected seconds > 0"));
-  EXPECT_THAT(ErrorOf("log_level: loud\n"), HasSubstr("log_level: expected debug or info or warning or error"));
+  EXPECT_THAT(ErrorOf("backend: gpu\n"),
+              HasSubstr("backend: expected auto or cpu or cuda, given gpu"));
+  EXPECT_THAT(ErrorOf("max_sessions: 0\n"),
+              HasSubstr("max_sessions: expected 1 to 65536, given 0"));
+  EXPECT_THAT(ErrorOf("step_timeout_seconds: 0\n"),
+              HasSubstr("step_timeout_seconds: expected seconds > 0"));
+  EXPECT_THAT(ErrorOf("log_level: loud\n"),
+              HasSubstr("log_level: expected debug or info or warning or error"));
   EXPECT_THAT(ErrorOf("log_format: xml\n"), HasSubstr("log_format: expected text or json"));
 }
 
@@ -144,7 +162,8 @@ TEST_F(ConfigTest, WhatIsRefusedForNowSaysSoWithItsKey) {
   const auto refusal = [&](const std::string& key, const std::string& value) {
     const absl::Status status = LoadConfig({.flags = {{key, value}}}).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat(FlagName(key), ": ", key, ": ")));
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(absl::StrCat(FlagName(key), ": ", key, ": ")));
     EXPECT_THAT(std::string(status.message()), HasSubstr("not built yet"));
   };
   refusal("listen", "0.0.0.0:50051");
@@ -156,7 +175,8 @@ TEST_F(ConfigTest, AFileThatIsNoMappingOfKeysToValuesIsRefusedWithItsLine) {
   EXPECT_THAT(ErrorOf("threads: 1\nthreads: 2\n"), HasSubstr(":2: key 'threads' comes twice"));
   EXPECT_THAT(ErrorOf("threads: 1\n---\nthreads: 2\n"), HasSubstr("one document"));
   EXPECT_THAT(ErrorOf("threads: [1\n"), HasSubstr(":"));
-  EXPECT_THAT(ErrorOf("allow_uids: [[1]]\n"), HasSubstr("allow_uids: expected a list of plain values"));
+  EXPECT_THAT(ErrorOf("allow_uids: [[1]]\n"),
+              HasSubstr("allow_uids: expected a list of plain values"));
   EXPECT_THAT(ErrorOf(std::string(70000, '#')), HasSubstr("65536 bytes"));
   EXPECT_THAT(ErrorOf("threads: " + std::string(30000, '[')), HasSubstr("nested too deep"));
   std::string dashes;
@@ -168,12 +188,14 @@ TEST_F(ConfigTest, AFileThatIsNoMappingOfKeysToValuesIsRefusedWithItsLine) {
 }
 
 TEST_F(ConfigTest, ListsComeFromEnvironmentAndFlagsByCommas) {
-  const auto loaded = LoadConfig({.environment = {{"DMUOND_ALLOW_UIDS", "1,2"}, {"DMUOND_ADMIN_UIDS", ""}}});
+  const auto loaded =
+      LoadConfig({.environment = {{"DMUOND_ALLOW_UIDS", "1,2"}, {"DMUOND_ADMIN_UIDS", ""}}});
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_THAT(loaded->config.allow_uids(), ElementsAre(1, 2));
   EXPECT_THAT(loaded->config.admin_uids(), IsEmpty());
   const absl::Status status = LoadConfig({.environment = {{"DMUOND_ALLOW_UIDS", "1,,2"}}}).status();
-  EXPECT_THAT(std::string(status.message()), HasSubstr("env DMUOND_ALLOW_UIDS: allow_uids: expected a list"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("env DMUOND_ALLOW_UIDS: allow_uids: expected a list"));
 }
 
 TEST_F(ConfigTest, ASlipInTheEnvironmentIsAWarningAndWhatKubernetesPutsThereIsNone) {
@@ -182,7 +204,8 @@ TEST_F(ConfigTest, ASlipInTheEnvironmentIsAWarningAndWhatKubernetesPutsThereIsNo
                                                   {"DMUOND_PORT", "tcp://10.0.0.1:80"},
                                                   {"DMUOND_PORT_80_TCP_ADDR", "10.0.0.1"}}});
   ASSERT_TRUE(loaded.ok()) << loaded.status();
-  EXPECT_THAT(loaded->warnings, ElementsAre(AllOf(HasSubstr("DMUOND_THREDS"), HasSubstr("'threads'"))));
+  EXPECT_THAT(loaded->warnings,
+              ElementsAre(AllOf(HasSubstr("DMUOND_THREDS"), HasSubstr("'threads'"))));
 }
 
 TEST(NearestName, IsTheNearestWithinReach) {

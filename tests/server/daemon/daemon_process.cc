@@ -26,7 +26,8 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
 
 }  // namespace
 
-DaemonProcess::DaemonProcess(std::vector<std::string> arguments, std::vector<std::string> environment) {
+DaemonProcess::DaemonProcess(std::vector<std::string> arguments,
+                             std::vector<std::string> environment) {
   int pipe_fds[2];
   if (pipe2(pipe_fds, O_CLOEXEC) != 0) std::abort();
   ready_.Reset(pipe_fds[0]);
@@ -41,7 +42,8 @@ DaemonProcess::DaemonProcess(std::vector<std::string> arguments, std::vector<std
   posix_spawn_file_actions_adddup2(&actions, output_.get(), 1);
   posix_spawn_file_actions_adddup2(&actions, output_.get(), 2);
   posix_spawn_file_actions_adddup2(&actions, write_end.get(), kReadyFd);
-  if (posix_spawn(&pid_, DMUOND, &actions, nullptr, Pointers(arguments).data(), Pointers(environment).data()) != 0) {
+  if (posix_spawn(&pid_, DMUOND, &actions, nullptr, Pointers(arguments).data(),
+                  Pointers(environment).data()) != 0) {
     std::abort();
   }
   posix_spawn_file_actions_destroy(&actions);

@@ -14,7 +14,8 @@ namespace dmuon::server {
 class DaemonProcess {
  public:
   // Starts it; does not wait. `environment` entries are NAME=value.
-  explicit DaemonProcess(std::vector<std::string> arguments, std::vector<std::string> environment = {});
+  explicit DaemonProcess(std::vector<std::string> arguments,
+                         std::vector<std::string> environment = {});
   ~DaemonProcess();  // kills it, if it runs
 
   // Whether it said "ready" before it ended.

@@ -54,8 +54,8 @@ class DaemonTest : public testing::Test {
     wire::AttachFrame frame;
     frame.type = wire::AttachType::kHello;
     if (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
-        send(fd.get(), &frame, sizeof(frame), MSG_NOSIGNAL) < 0 || recv(fd.get(), &frame, sizeof(frame), 0) <= 0 ||
-        frame.type != wire::AttachType::kWelcome) {
+        send(fd.get(), &frame, sizeof(frame), MSG_NOSIGNAL) < 0 ||
+        recv(fd.get(), &frame, sizeof(frame), 0) <= 0 || frame.type != wire::AttachType::kWelcome) {
       return UniqueFd();
     }
     return fd;
@@ -137,7 +137,8 @@ TEST_F(DaemonTest, ASecondDaemonInTheSameDirectoryIsRefusedAndTheFirstGoesOn) {
   const auto second = Daemon();
   EXPECT_FALSE(second->Ready());
   EXPECT_EQ(second->Wait(), Code(ExitCode::kSocketDir));
-  EXPECT_THAT(second->Output(), HasSubstr(absl::StrCat("another dmuond is alive in ", dir(), ", pid ", first->pid())));
+  EXPECT_THAT(second->Output(), HasSubstr(absl::StrCat("another dmuond is alive in ", dir(),
+                                                       ", pid ", first->pid())));
   EXPECT_EQ(Info().pid(), first->pid());
 }
 
@@ -166,17 +167,20 @@ TEST_F(DaemonTest, APrivateDaemonEndsWithItsLastAttachment) {
 }
 
 TEST_F(DaemonTest, EachWayOfNotStartingHasItsCodeAndItsReason) {
-  const auto expect = [&](const std::vector<std::string>& arguments, ExitCode code, const std::string& text) {
+  const auto expect = [&](const std::vector<std::string>& arguments, ExitCode code,
+                          const std::string& text) {
     const auto daemon = Daemon(arguments);
     EXPECT_FALSE(daemon->Ready());
     EXPECT_EQ(daemon->Wait(), Code(code)) << daemon->Output();
     EXPECT_THAT(daemon->Output(), HasSubstr(text));
   };
   expect({"--no-such-flag"}, ExitCode::kUsage, "--no-such-flag");
-  expect({"--max-sessions", "none"}, ExitCode::kConfiguration, "max_sessions: expected an unsigned integer");
+  expect({"--max-sessions", "none"}, ExitCode::kConfiguration,
+         "max_sessions: expected an unsigned integer");
   expect({"--listen", "1.2.3.4:5"}, ExitCode::kConfiguration, "listen");
   std::ofstream(parent_ + "/bad.yaml") << "log_level: info\nlog_fromat: json\n";
-  expect({"--config", parent_ + "/bad.yaml"}, ExitCode::kConfiguration, "bad.yaml:2: unknown key 'log_fromat'");
+  expect({"--config", parent_ + "/bad.yaml"}, ExitCode::kConfiguration,
+         "bad.yaml:2: unknown key 'log_fromat'");
   std::ofstream(dir()) << "a file";
   expect({}, ExitCode::kSocketDir, "not a directory");
 }

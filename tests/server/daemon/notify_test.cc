@@ -35,7 +35,8 @@ std::string Heard(const std::string& name, absl::string_view said) {
 }
 
 TEST(Notify, SystemdHearsWhatIsSaid) {
-  EXPECT_EQ(Heard(absl::StrCat("/tmp/dmuon-notify-", getpid()), "READY=1\nSTATUS=serving"), "READY=1\nSTATUS=serving");
+  EXPECT_EQ(Heard(absl::StrCat("/tmp/dmuon-notify-", getpid()), "READY=1\nSTATUS=serving"),
+            "READY=1\nSTATUS=serving");
   EXPECT_EQ(Heard(absl::StrCat("@dmuon-notify-", getpid()), "STOPPING=1"), "STOPPING=1");
 }
 

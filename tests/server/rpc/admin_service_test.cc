@@ -47,7 +47,8 @@ TEST_F(AdminServiceTest, ASessionIsListedAndDescribed) {
   ASSERT_EQ(session.attachments_size(), 1);
   EXPECT_EQ(session.attachments(0).pid(), getpid());
   request.set_name("nobody");
-  EXPECT_EQ(admin_->DescribeSession(Context().get(), request, &session).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(admin_->DescribeSession(Context().get(), request, &session).error_code(),
+            grpc::StatusCode::NOT_FOUND);
 }
 
 TEST_F(AdminServiceTest, OthersSeeTheirOwnSessionsAndMayNotDrain) {
@@ -56,7 +57,8 @@ TEST_F(AdminServiceTest, OthersSeeTheirOwnSessionsAndMayNotDrain) {
   OpenAndConfigure(Attach(4712), "theirs");
   const auto list_as = [&](uid_t uid) {
     v1::ListSessionsResponse list;
-    EXPECT_TRUE(v1::Admin::NewStub(DialAs(uid, socket_))->ListSessions(Context().get(), {}, &list).ok());
+    EXPECT_TRUE(
+        v1::Admin::NewStub(DialAs(uid, socket_))->ListSessions(Context().get(), {}, &list).ok());
     std::vector<std::string> names;
     for (const auto& s : list.sessions()) names.push_back(s.name());
     return names;
@@ -74,7 +76,8 @@ TEST_F(AdminServiceTest, OthersSeeTheirOwnSessionsAndMayNotDrain) {
   v1::WatchStepsRequest watch;
   watch.set_name("roots");
   const auto context = Context();
-  EXPECT_EQ(admin->WatchSteps(context.get(), watch)->Finish().error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(admin->WatchSteps(context.get(), watch)->Finish().error_code(),
+            grpc::StatusCode::PERMISSION_DENIED);
   v1::DrainResponse drained;
   const grpc::Status drain = admin->Drain(Context().get(), {}, &drained);
   EXPECT_EQ(drain.error_code(), grpc::StatusCode::PERMISSION_DENIED);
@@ -90,7 +93,8 @@ TEST_F(AdminServiceTest, DrainRefusesNewSessionsAtOnce) {
   EXPECT_EQ(drained.sessions_left(), 1u);
   EXPECT_EQ(drains_, 1);
   v1::OpenSessionResponse response;
-  EXPECT_EQ(trainer_->OpenSession(Context(attached.token).get(), OpenRequest("other"), &response).error_code(),
+  EXPECT_EQ(trainer_->OpenSession(Context(attached.token).get(), OpenRequest("other"), &response)
+                .error_code(),
             grpc::StatusCode::UNAVAILABLE);
 }
 
@@ -117,7 +121,8 @@ TEST_F(AdminServiceTest, WatchStepsEndsWithTheSessionAndWithoutFollowAtOnce) {
   EXPECT_FALSE(reader->Read(&record));
   const grpc::Status status = reader->Finish();
   // The watch may have begun before the session was closed or after it.
-  EXPECT_TRUE(status.ok() || status.error_code() == grpc::StatusCode::NOT_FOUND) << status.error_message();
+  EXPECT_TRUE(status.ok() || status.error_code() == grpc::StatusCode::NOT_FOUND)
+      << status.error_message();
 }
 
 TEST_F(AdminServiceTest, WatchersHaveALimitAndACallerWhoLeftDoesNotCount) {

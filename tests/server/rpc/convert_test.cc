@@ -70,8 +70,9 @@ TEST(Convert, OpenSessionKeepsEverything) {
 TEST(Convert, AnEnumThatIsZeroOrUnknownIsRefusedWithTheParameterTheExpectedAndTheGiven) {
   v1::OpenSessionRequest open = GoodOpen();
   open.mutable_parameters(0)->set_route(v1::ROUTE_UNSPECIFIED);
-  ExpectRefused(FromProto(open), "parameter 0 ('layer.w'): route: expected ROUTE_MUON or ROUTE_ADAMW or "
-                                 "ROUTE_SHARDED_ADAMW, given ROUTE_UNSPECIFIED");
+  ExpectRefused(FromProto(open),
+                "parameter 0 ('layer.w'): route: expected ROUTE_MUON or ROUTE_ADAMW or "
+                "ROUTE_SHARDED_ADAMW, given ROUTE_UNSPECIFIED");
   open.mutable_parameters(0)->set_route(static_cast<v1::Route>(77));
   ExpectRefused(FromProto(open), "given 77");
 
@@ -113,7 +114,8 @@ TEST(Convert, NumbersThatTheDomainCannotHoldAreRefused) {
   open = GoodOpen();
   open.mutable_parameters(0)->mutable_blocks(0)->set_row_end(uint64_t{1} << 63);
   ExpectRefused(FromProto(open), "block.row_end");
-  for (double timeout : {-1.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+  for (double timeout :
+       {-1.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
     open = GoodOpen();
     open.set_formation_timeout_seconds(timeout);
     ExpectRefused(FromProto(open), "formation_timeout_seconds");

@@ -46,7 +46,8 @@ class BlockingTrainer final : public v1::Trainer::Service {
   }
   grpc::Status CloseSession(grpc::ServerContext* context, const v1::CloseSessionRequest*,
                             v1::CloseSessionResponse*) override {
-    return grpc::Status(grpc::StatusCode::ABORTED, std::to_string(CallerUid(*context).value_or(4242)));
+    return grpc::Status(grpc::StatusCode::ABORTED,
+                        std::to_string(CallerUid(*context).value_or(4242)));
   }
 
   std::atomic<int> inside_{0};
@@ -57,7 +58,8 @@ class BlockingTrainer final : public v1::Trainer::Service {
 
 class PlainAdmin final : public v1::Admin::Service {
  public:
-  grpc::Status GetInfo(grpc::ServerContext*, const v1::GetInfoRequest*, v1::GetInfoResponse* response) override {
+  grpc::Status GetInfo(grpc::ServerContext*, const v1::GetInfoRequest*,
+                       v1::GetInfoResponse* response) override {
     response->set_pid(7);
     return grpc::Status::OK;
   }
@@ -88,7 +90,8 @@ class GrpcServerTest : public testing::Test {
   void Start(GrpcServerOptions options = {}) {
     auto listener = ListenUnix(socket_, SOCK_STREAM, 0666);
     ASSERT_TRUE(listener.ok()) << listener.status();
-    auto server = GrpcServer::Start(*std::move(listener), {&trainer_, &admin_, &peer_}, std::move(options));
+    auto server =
+        GrpcServer::Start(*std::move(listener), {&trainer_, &admin_, &peer_}, std::move(options));
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
   }
@@ -112,8 +115,9 @@ TEST_F(GrpcServerTest, ReflectionListsAllServices) {
   Start();
   const auto services = ListServices(Dial(socket_));
   ASSERT_TRUE(services.ok()) << services.status();
-  EXPECT_THAT(*services, IsSupersetOf({"dmuon.v1.Trainer", "dmuon.v1.Admin", "dmuon.v1.Peer", "grpc.health.v1.Health",
-                                       "grpc.reflection.v1alpha.ServerReflection"}));
+  EXPECT_THAT(*services,
+              IsSupersetOf({"dmuon.v1.Trainer", "dmuon.v1.Admin", "dmuon.v1.Peer",
+                            "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}));
 }
 
 TEST_F(GrpcServerTest, HealthAnswersForTheServerAndEachServiceAndFollowsTheDrain) {
@@ -175,7 +179,8 @@ TEST_F(GrpcServerTest, ADescriptorIsNotReusedWhileACallOfItsConnectionRuns) {
   context.reset();  // it holds the channel too
   channel.reset();
   ASSERT_TRUE(Eventually([&] { return trainer_.cancelled_ == 1 && HungUp(fd); }));
-  for (int i = 0; i < 16; ++i) EXPECT_EQ(CheckHealth(Dial(socket_), "").value_or(Health::kUnknown), Health::kServing);
+  for (int i = 0; i < 16; ++i)
+    EXPECT_EQ(CheckHealth(Dial(socket_), "").value_or(Health::kUnknown), Health::kServing);
   ASSERT_EQ(fstat(fd, &now), 0);
   EXPECT_EQ(now.st_ino, before.st_ino);
 
@@ -217,7 +222,8 @@ TEST_F(GrpcServerTest, AMessageOverSixteenMebibytesIsRefused) {
   grpc::ClientContext context;
   SetDeadline(context);
   v1::OpenSessionResponse response;
-  const grpc::Status status = v1::Trainer::NewStub(Dial(socket_))->OpenSession(&context, request, &response);
+  const grpc::Status status =
+      v1::Trainer::NewStub(Dial(socket_))->OpenSession(&context, request, &response);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(trainer_.inside_, 0);
 }
@@ -234,7 +240,8 @@ TEST_F(GrpcServerTest, PeerNamesItsRpcAsNotBuilt) {
 
 TEST_F(GrpcServerTest, GarbageOnTheSocketHarmsNobody) {
   Start();
-  for (const std::string& bytes : {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(4096, '\0'), std::string()}) {
+  for (const std::string& bytes :
+       {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(4096, '\0'), std::string()}) {
     const UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_un address{};
     address.sun_family = AF_UNIX;

@@ -1,12 +1,12 @@
 #include "tests/server/rpc/raw_client.h"
 
+#include <fcntl.h>
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/create_channel_posix.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
-#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -33,7 +33,8 @@ std::string Text(const grpc::ByteBuffer& buffer) {
   std::vector<grpc::Slice> slices;
   std::string text;
   if (buffer.Dump(&slices).ok()) {
-    for (const grpc::Slice& s : slices) text.append(reinterpret_cast<const char*>(s.begin()), s.size());
+    for (const grpc::Slice& s : slices)
+      text.append(reinterpret_cast<const char*>(s.begin()), s.size());
   }
   return text;
 }
@@ -43,8 +44,8 @@ absl::Status ToAbsl(const grpc::Status& status) {
 }
 
 // One request, one response, of a call of any kind.
-absl::StatusOr<std::string> Exchange(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
-                                     const std::string& request) {
+absl::StatusOr<std::string> Exchange(const std::shared_ptr<grpc::Channel>& channel,
+                                     const std::string& method, const std::string& request) {
   grpc::GenericStub stub(channel);
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
@@ -100,7 +101,8 @@ std::shared_ptr<grpc::Channel> DialAs(uid_t uid, const std::string& socket) {
   return grpc::CreateInsecureChannelFromFd("fd", fd.Release());
 }
 
-absl::StatusOr<std::vector<std::string>> ListServices(const std::shared_ptr<grpc::Channel>& channel) {
+absl::StatusOr<std::vector<std::string>> ListServices(
+    const std::shared_ptr<grpc::Channel>& channel) {
   // The reflection plugin, which is linked here too, registers its messages.
   using google::protobuf::DescriptorPool;
   using google::protobuf::MessageFactory;
@@ -113,24 +115,30 @@ absl::StatusOr<std::vector<std::string>> ListServices(const std::shared_ptr<grpc
   const std::unique_ptr<google::protobuf::Message> response(
       MessageFactory::generated_factory()->GetPrototype(type)->New());
   if (!response->ParseFromString(*text)) return absl::DataLossError("no ServerReflectionResponse");
-  const auto& list = response->GetReflection()->GetMessage(*response, type->FindFieldByName("list_services_response"));
+  const auto& list = response->GetReflection()->GetMessage(
+      *response, type->FindFieldByName("list_services_response"));
   const auto* services = list.GetDescriptor()->FindFieldByName("service");
   std::vector<std::string> names;
   for (int i = 0; i < list.GetReflection()->FieldSize(list, services); ++i) {
     const auto& service = list.GetReflection()->GetRepeatedMessage(list, services, i);
-    names.push_back(service.GetReflection()->GetString(service, service.GetDescriptor()->FindFieldByName("name")));
+    names.push_back(service.GetReflection()->GetString(
+        service, service.GetDescriptor()->FindFieldByName("name")));
   }
   return names;
 }
 
-absl::StatusOr<Health> CheckHealth(const std::shared_ptr<grpc::Channel>& channel, const std::string& service) {
+absl::StatusOr<Health> CheckHealth(const std::shared_ptr<grpc::Channel>& channel,
+                                   const std::string& service) {
   // HealthCheckRequest{string service = 1}, HealthCheckResponse{ServingStatus status = 1}.
   const std::string request =
-      service.empty() ? "" : absl::StrCat("\x0a", std::string(1, static_cast<char>(service.size())), service);
+      service.empty()
+          ? ""
+          : absl::StrCat("\x0a", std::string(1, static_cast<char>(service.size())), service);
   absl::StatusOr<std::string> text = Exchange(channel, "/grpc.health.v1.Health/Check", request);
   if (!text.ok()) return text.status();
   if (text->empty()) return Health::kUnknown;
-  if (text->size() != 2 || (*text)[0] != '\x08') return absl::DataLossError("no HealthCheckResponse");
+  if (text->size() != 2 || (*text)[0] != '\x08')
+    return absl::DataLossError("no HealthCheckResponse");
   return static_cast<Health>((*text)[1]);
 }
 

@@ -31,10 +31,12 @@ std::shared_ptr<grpc::Channel> Dial(const std::string& socket);
 std::shared_ptr<grpc::Channel> DialAs(uid_t uid, const std::string& socket);
 
 // The names that grpc.reflection.v1alpha lists.
-absl::StatusOr<std::vector<std::string>> ListServices(const std::shared_ptr<grpc::Channel>& channel);
+absl::StatusOr<std::vector<std::string>> ListServices(
+    const std::shared_ptr<grpc::Channel>& channel);
 
 enum class Health { kUnknown = 0, kServing = 1, kNotServing = 2 };
-absl::StatusOr<Health> CheckHealth(const std::shared_ptr<grpc::Channel>& channel, const std::string& service);
+absl::StatusOr<Health> CheckHealth(const std::shared_ptr<grpc::Channel>& channel,
+                                   const std::string& service);
 
 }  // namespace dmuon::server::rpc
 

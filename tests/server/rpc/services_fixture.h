@@ -36,19 +36,23 @@ class ServicesTest : public testing::Test {
     auto backend = kernels::CreateBackend("cpu", 1);
     ASSERT_TRUE(backend.ok()) << backend.status();
     backend_ = *std::move(backend);
-    table_ = std::make_unique<SessionTable>(*backend_, SessionLimits{.max_session_bytes = 64 << 20});
+    table_ =
+        std::make_unique<SessionTable>(*backend_, SessionLimits{.max_session_bytes = 64 << 20});
     trainer_service_ = std::make_unique<TrainerService>(
         *table_,
-        AttachmentCalls{.begin = [this](absl::string_view token) { return attachments_.BeginCall(token); },
-                        .end =
-                            [this](AttachmentId id) {
-                              if (!attachments_.EndCall(id)) table_->OnTrainerGone(id);
-                            },
-                        .entered = [this](AttachmentId id, SessionId s) { attachments_.Entered(id, s); },
-                        .left = [this](AttachmentId id, SessionId s) { attachments_.Left(id, s); }},
+        AttachmentCalls{
+            .begin = [this](absl::string_view token) { return attachments_.BeginCall(token); },
+            .end =
+                [this](AttachmentId id) {
+                  if (!attachments_.EndCall(id)) table_->OnTrainerGone(id);
+                },
+            .entered = [this](AttachmentId id, SessionId s) { attachments_.Entered(id, s); },
+            .left = [this](AttachmentId id, SessionId s) { attachments_.Left(id, s); }},
         dir_.path());
     admin_service_ = std::make_unique<AdminService>(
-        *table_, DaemonInfo{.version = "1.2.3", .instance_id = "abc", .backend = "cpu", .socket_dir = dir_.path()},
+        *table_,
+        DaemonInfo{
+            .version = "1.2.3", .instance_id = "abc", .backend = "cpu", .socket_dir = dir_.path()},
         std::vector<uid_t>{4711}, [this] { ++drains_; });
     auto listener = ListenUnix(socket_, SOCK_STREAM, 0666);
     ASSERT_TRUE(listener.ok()) << listener.status();
@@ -65,8 +69,8 @@ class ServicesTest : public testing::Test {
     auto added = attachments_.Add(uid, pid);
     EXPECT_TRUE(added.ok()) << added.status();
     return {added->trainer.attachment,
-            absl::BytesToHexString(absl::string_view(reinterpret_cast<const char*>(added->token.data()),
-                                                     added->token.size()))};
+            absl::BytesToHexString(absl::string_view(
+                reinterpret_cast<const char*>(added->token.data()), added->token.size()))};
   }
   void Kill(const Attached& attached) {
     attachments_.Remove(attached.id);
@@ -82,7 +86,8 @@ class ServicesTest : public testing::Test {
   }
 
   // Two parameters, 'w' on muon and 'b' on adamw, in one boundary.
-  static v1::OpenSessionRequest OpenRequest(const std::string& job, uint32_t rank = 0, uint32_t world = 1) {
+  static v1::OpenSessionRequest OpenRequest(const std::string& job, uint32_t rank = 0,
+                                            uint32_t world = 1) {
     v1::OpenSessionRequest request;
     request.set_job(job);
     request.set_rank(rank);
@@ -127,11 +132,12 @@ class ServicesTest : public testing::Test {
   // Opens and configures a session of one rank.
   uint64_t OpenAndConfigure(const Attached& attached, const std::string& job) {
     v1::OpenSessionResponse opened;
-    const grpc::Status open = trainer_->OpenSession(Context(attached.token).get(), OpenRequest(job), &opened);
+    const grpc::Status open =
+        trainer_->OpenSession(Context(attached.token).get(), OpenRequest(job), &opened);
     EXPECT_TRUE(open.ok()) << open.error_message();
     v1::ConfigureGroupsResponse configured;
-    const grpc::Status configure = trainer_->ConfigureGroups(Context(attached.token).get(),
-                                                             ConfigureRequest(opened.session_id()), &configured);
+    const grpc::Status configure = trainer_->ConfigureGroups(
+        Context(attached.token).get(), ConfigureRequest(opened.session_id()), &configured);
     EXPECT_TRUE(configure.ok()) << configure.error_message();
     configured_ = configured;
     return opened.session_id();

@@ -18,7 +18,8 @@ using testing::IsEmpty;
 // A table in which 'w' has 8 bytes of weight and 'b' has 4.
 class StateAssemblerTest : public testing::Test {
  protected:
-  static v1::StateChunk Chunk(const std::string& parameter, uint64_t total, const std::string& data) {
+  static v1::StateChunk Chunk(const std::string& parameter, uint64_t total,
+                              const std::string& data) {
     v1::StateChunk chunk;
     chunk.mutable_state()->set_parameter(parameter);
     chunk.mutable_state()->set_kind(v1::STATE_KIND_WEIGHT);
@@ -44,8 +45,8 @@ class StateAssemblerTest : public testing::Test {
         return absl::InvalidArgumentError(absl::StrCat("'", parameter, "' is no parameter"));
       },
       [this](const std::string& parameter, StateKind, absl::Span<const std::byte> data) {
-        written_.push_back(
-            absl::StrCat(parameter, "=", std::string(reinterpret_cast<const char*>(data.data()), data.size())));
+        written_.push_back(absl::StrCat(
+            parameter, "=", std::string(reinterpret_cast<const char*>(data.data()), data.size())));
         return absl::OkStatus();
       }};
 };

@@ -30,7 +30,8 @@ TEST_F(TrainerServiceTest, ASessionGoesFromOpenToReadyToClosed) {
   v1::GetStepResultRequest step;
   step.set_session_id(session);
   v1::GetStepResultResponse result;
-  ExpectCode(trainer_->GetStepResult(Context(attached.token).get(), step, &result), grpc::StatusCode::NOT_FOUND, "");
+  ExpectCode(trainer_->GetStepResult(Context(attached.token).get(), step, &result),
+             grpc::StatusCode::NOT_FOUND, "");
 
   v1::CloseSessionRequest close;
   close.set_session_id(session);
@@ -44,7 +45,9 @@ TEST_F(TrainerServiceTest, EveryCallNeedsATokenThatIsAlive) {
   const Attached attached = Attach();
   Kill(attached);
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"", "attach to the daemon first"}, {"zz", "32 hex digits"}, {attached.token, "stale or unknown"}};
+      {"", "attach to the daemon first"},
+      {"zz", "32 hex digits"},
+      {attached.token, "stale or unknown"}};
   for (const auto& [token, text] : cases) {
     const auto refused = [&, &text = text](const grpc::Status& status) {
       ExpectCode(status, grpc::StatusCode::UNAUTHENTICATED, text);
@@ -87,7 +90,8 @@ TEST_F(TrainerServiceTest, AnotherUsersSessionIsDeniedAndAnotherRanksPlaceIsRefu
 
 TEST_F(TrainerServiceTest, StepNamesItselfAsNotBuilt) {
   v1::StepResponse response;
-  ExpectCode(trainer_->Step(Context().get(), {}, &response), grpc::StatusCode::UNIMPLEMENTED, "dmuon.v1.Trainer/Step");
+  ExpectCode(trainer_->Step(Context().get(), {}, &response), grpc::StatusCode::UNIMPLEMENTED,
+             "dmuon.v1.Trainer/Step");
 }
 
 TEST_F(TrainerServiceTest, ACoordinatorElsewhereIsNotBuiltAndThisOneMayBeNamed) {
@@ -95,8 +99,8 @@ TEST_F(TrainerServiceTest, ACoordinatorElsewhereIsNotBuiltAndThisOneMayBeNamed) 
   v1::OpenSessionRequest request = OpenRequest("job");
   request.set_coordinator("unix:/elsewhere");
   v1::OpenSessionResponse response;
-  ExpectCode(trainer_->OpenSession(Context(attached.token).get(), request, &response), grpc::StatusCode::UNIMPLEMENTED,
-             "coordinator");
+  ExpectCode(trainer_->OpenSession(Context(attached.token).get(), request, &response),
+             grpc::StatusCode::UNIMPLEMENTED, "coordinator");
   request.set_coordinator("unix:" + dir_.path() + "/");
   EXPECT_TRUE(trainer_->OpenSession(Context(attached.token).get(), request, &response).ok());
 }
@@ -201,7 +205,8 @@ TEST_F(TrainerServiceTest, ADeathWakesTheRanksThatWait) {
   std::atomic<bool> answered{false};
   std::thread waiting([&] {
     v1::OpenSessionResponse response;
-    status_of_first = trainer_->OpenSession(Context(first.token).get(), OpenRequest("pair", 0, 2), &response);
+    status_of_first =
+        trainer_->OpenSession(Context(first.token).get(), OpenRequest("pair", 0, 2), &response);
     answered = true;
   });
   while (table_->size() == 0) std::this_thread::yield();
@@ -210,7 +215,8 @@ TEST_F(TrainerServiceTest, ADeathWakesTheRanksThatWait) {
   for (Kill(first); !answered; std::this_thread::yield()) table_->OnTrainerGone(first.id);
   waiting.join();
   EXPECT_FALSE(status_of_first.ok());
-  EXPECT_NE(status_of_first.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << status_of_first.error_message();
+  EXPECT_NE(status_of_first.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED)
+      << status_of_first.error_message();
   while (table_->size() != 0) std::this_thread::yield();
 }
 
