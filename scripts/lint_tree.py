@@ -116,7 +116,7 @@ def glossary_rule(glossary: str) -> list[str]:
 def invariant_rule(page: str, tests: str) -> list[str]:
     """Every test that docs/architecture.md names for an invariant exists."""
     found = []
-    for suite, name in re.findall(r"`(\w+)\.(\w+)`", page):
+    for suite, name in re.findall(r"`([A-Z]\w+)\.([A-Z]\w+)`", page):
         if not re.search(rf"\bTEST(?:_F|_P)?\(\s*{suite},\s*{name}\s*\)", tests):
             found.append(f"docs/architecture.md: there is no test {suite}.{name}")
     for module, name in re.findall(r"`(test_\w+\.py)::(\w+)`", page):
