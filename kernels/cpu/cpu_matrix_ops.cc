@@ -32,9 +32,9 @@ RunLayout::RunLayout(int64_t rows, int64_t cols, Precision precision, int symmet
   col_panels = {x, BlocksFor(n), BlocksFor(m)};
   symmetric = {precision == Precision::kBf16 ? Dtype::kBF16 : Dtype::kF32, BlocksFor(m),
                BlocksFor(m)};
-  if (precision == Precision::kMixed) rounded = {Dtype::kBF16, BlocksFor(m), BlocksFor(m)};
+  if (precision == Precision::kMixed) split = {Dtype::kBF16, BlocksFor(m), BlocksFor(m)};
   bytes = row_panels.bytes() + col_buffers * col_panels.bytes() +
-          symmetric_slots * symmetric.bytes() + rounded.bytes();
+          symmetric_slots * symmetric.bytes() + 2 * split.bytes() + BlocksFor(m) * sizeof(double);
 }
 
 CpuMatrixOps::CpuMatrixOps(const KernelTable& kernels, ThreadPool& pool, const RunLayout& layout,
@@ -49,7 +49,8 @@ CpuMatrixOps::CpuMatrixOps(const KernelTable& kernels, ThreadPool& pool, const R
   rows_ = place(layout.row_panels);
   for (int i = 0; i < layout.col_buffers; ++i) cols_[i] = place(layout.col_panels);
   for (int i = 0; i < layout.symmetric_slots; ++i) slots_[i] = place(layout.symmetric);
-  rounded_ = place(layout.rounded);
+  for (Panels& term : split_) term = place(layout.split);
+  parts_ = reinterpret_cast<double*>(next);
 }
 
 CpuMatrixOps::Scale CpuMatrixOps::ScaleOf(const float* in) const {
@@ -146,6 +147,18 @@ void CpuMatrixOps::Gram(int r) {
   product.symmetric = true;
   RunProduct(kernels_, pool_, product,
              [&](int64_t i, int64_t j, float* tile) { StoreSymmetric(slots_[r], i, j, tile); });
+  if (layout_.precision == Precision::kMixed) MeasureGram(r);
+}
+
+void CpuMatrixOps::MeasureGram(int r) {
+  const PanelShape& shape = layout_.symmetric;
+  pool_.Run(shape.panels, [&](int64_t j) {
+    float magnitude;
+    kernels_.norm(slots_[r].f32(0, j), shape.blocks * kTileFloats, &parts_[j], &magnitude);
+  });
+  double square_sum = 0;
+  for (int64_t j = 0; j < shape.panels; ++j) square_sum += parts_[j];
+  gram_norm_ = std::sqrt(square_sum);
 }
 
 void CpuMatrixOps::Multiply(int out, double alpha, int left, int right, double beta, int e) {
@@ -168,13 +181,33 @@ void CpuMatrixOps::AddIdentity(int out, int z, double a) {
   });
 }
 
-Panels CpuMatrixOps::Rounded(int q) {
-  if (layout_.precision != Precision::kMixed) return slots_[q];
-  pool_.Run(rounded_.shape.panels, [&](int64_t j) {
-    for (int64_t i = 0; i < rounded_.shape.blocks; ++i)
-      kernels_.pack_bf16(slots_[q].f32(i, j), rounded_.bf16(i, j));
+// Q in one bf16 term, as long as what that loses is no worse than the rounding of X itself.
+//
+// Where spectra decay fast, Q has large values for the small singular values of X and small ones for the large; rounding
+// errors of the large act on the large singular values of X too. Most of Q is then its diagonal, near the mean of all
+// values: the mean goes apart, exactly, and that alone takes the errors down by the square root of m. What the rounding
+// of the others loses, E, is known; E X has a top singular value of about 2 max_j ||E_j|| sigma_1(X) at most, since E is
+// noise, and sigma_1(X)^2 <= ||X X^T||_F. Beyond a limit the rest of Q, E in bf16, is applied as well.
+CpuMatrixOps::Split CpuMatrixOps::SplitForApply(int q) {
+  constexpr double kLimit = 0.25;
+  const PanelShape& shape = layout_.symmetric;
+  double trace = 0;
+  for (int64_t i = 0; i < layout_.m; ++i) {
+    trace += slots_[q].f32(i / kTile, i / kTile)[i % kTile * (kTile + 1)];
+  }
+  const float shift = static_cast<float>(trace / static_cast<double>(layout_.m));
+  pool_.Run(shape.panels, [&](int64_t j) {
+    float* diagonal = slots_[q].f32(j, j);
+    for (int i = 0; i < kTile; ++i) diagonal[i * (kTile + 1)] -= shift;
+    alignas(64) float lost[kTile] = {};
+    for (int64_t i = 0; i < shape.blocks; ++i) {
+      kernels_.split_bf16(slots_[q].f32(i, j), split_[0].bf16(i, j), split_[1].bf16(i, j), lost);
+    }
+    const int columns = static_cast<int>(std::min<int64_t>(kTile, layout_.m - j * kTile));
+    parts_[j] = *std::max_element(lost, lost + columns);
   });
-  return rounded_;
+  const double lost = std::sqrt(*std::max_element(parts_, parts_ + shape.panels));
+  return {shift, 2 * lost * std::sqrt(gram_norm_) <= kLimit ? 1 : 2};
 }
 
 void CpuMatrixOps::StoreOutput(int64_t i, int64_t j, const float* tile) const {
@@ -191,7 +224,14 @@ void CpuMatrixOps::StoreOutput(int64_t i, int64_t j, const float* tile) const {
 
 void CpuMatrixOps::Apply(int q, double a, bool last) {
   Product product;
-  product.terms[0] = {Rounded(q), cols_[0]};
+  product.terms[0] = {slots_[q], cols_[0]};
+  if (layout_.precision == Precision::kMixed) {
+    const Split split = SplitForApply(q);
+    a += split.shift;
+    product.terms[0] = {split_[0], cols_[0]};
+    product.terms[1] = {split_[1], cols_[0]};
+    product.term_count = split.terms;
+  }
   const Panels old = cols_[0];
   if (!last) std::swap(cols_[0], cols_[1]);
   RunProduct(kernels_, pool_, product, [&](int64_t i, int64_t j, float* tile) {

@@ -32,8 +32,8 @@ struct RunLayout {
   PanelShape row_panels;  // X^T: panel I holds rows 32 I .. of X
   PanelShape col_panels;  // X: panel J holds columns 32 J .. of X
   PanelShape symmetric;
-  PanelShape rounded;  // a slot rounded to bf16 for Apply, mixed only
-  int col_buffers;     // 2 where X is rewritten between products
+  PanelShape split;  // a slot rounded to bf16 for Apply, and what that lost: mixed only
+  int col_buffers;   // 2 where X is rewritten between products
   size_t bytes;
 };
 
@@ -61,7 +61,13 @@ class CpuMatrixOps final : public MatrixOps {
   void StoreOutput(int64_t i, int64_t j, const float* tile) const;
   void Combine(const float* tile, float alpha, const Panels& e, int64_t i, int64_t j, float beta,
                float* to) const;
-  Panels Rounded(int q);
+  // Q = shift I + split_[0] + split_[1], all but the first in bf16.
+  struct Split {
+    float shift;
+    int terms;  // 1: what the first lost is small enough
+  };
+  Split SplitForApply(int q);
+  void MeasureGram(int r);
 
   const KernelTable& kernels_;
   ThreadPool& pool_;
@@ -70,7 +76,9 @@ class CpuMatrixOps final : public MatrixOps {
   Panels rows_;
   Panels cols_[2];  // the first is current
   Panels slots_[kSymmetricSlots];
-  Panels rounded_;
+  Panels split_[2];
+  double* parts_;         // a number for each panel of a symmetric matrix
+  double gram_norm_ = 0;  // ||X X^T||_F, mixed only
 };
 
 }  // namespace dmuon::kernels::cpu

@@ -98,15 +98,15 @@ inline void GenericPackBf16(const float* __restrict tile, uint16_t* __restrict b
 
 inline float RestAfterBf16(float x) { return x - FloatOf(RoundedToBf16(x) & 0xffff0000u); }
 
-inline void GenericPackBf16Rest(const float* __restrict tile, uint16_t* __restrict block) {
-  for (int i = 0; i < kTile; i += 2) {
-    for (int j = 0; j < kTile; ++j) {
-      const uint32_t low = RoundedToBf16(RestAfterBf16(tile[i * kTile + j])) >> 16;
-      const uint32_t high = RoundedToBf16(RestAfterBf16(tile[(i + 1) * kTile + j])) & 0xffff0000u;
-      const uint32_t pair = low | high;
-      __builtin_memcpy(block + i * kTile + 2 * j, &pair, sizeof(pair));
-    }
+inline void GenericSplitBf16(const float* __restrict tile, uint16_t* __restrict block,
+                             uint16_t* __restrict rest_block, float* __restrict lost) {
+  alignas(64) float rest[kTile * kTile];
+  for (int i = 0; i < kTile * kTile; ++i) rest[i] = RestAfterBf16(tile[i]);
+  for (int i = 0; i < kTile; ++i) {
+    for (int j = 0; j < kTile; ++j) lost[j] += rest[i * kTile + j] * rest[i * kTile + j];
   }
+  GenericPackBf16(tile, block);
+  if (rest_block != nullptr) GenericPackBf16(rest, rest_block);
 }
 
 inline void GenericLoadTile(const float* from, int64_t stride, int rows, int cols, float s1,

@@ -41,8 +41,9 @@ struct KernelTable {
   void (*combine_f32)(const float* acc, float alpha, const float* e, float beta, float* to);
   void (*combine_bf16)(const float* acc, float alpha, const uint16_t* e, float beta, float* to);
   void (*pack_bf16)(const float* tile, uint16_t* block);
-  // The rest after rounding to bf16, itself rounded to bf16: tile = block + rest, to 16 bits.
-  void (*pack_bf16_rest)(const float* tile, uint16_t* block);
+  // block = tile rounded to bf16; rest_block, if not null, what that lost, itself rounded; and the squares of what was
+  // lost are added to each of 32 columns' lost[j].
+  void (*split_bf16)(const float* tile, uint16_t* block, uint16_t* rest_block, float* lost);
   // tile = from (rows x cols of it, the rest zero) * s1 * s2.
   void (*load_tile)(const float* from, int64_t stride, int rows, int cols, float s1, float s2,
                     float* tile);

@@ -1,0 +1,105 @@
+#include "tests/kernels/spectra.h"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <utility>
+
+namespace dmuon::kernels::reference {
+namespace {
+
+// Box-Muller over mt19937_64, whose numbers the standard fixes; std::normal_distribution's it does not.
+class Normal {
+ public:
+  explicit Normal(uint64_t seed) : generator_(seed) {}
+  double operator()() {
+    const double u = (static_cast<double>(generator_() >> 11) + 1) * 0x1p-53;
+    const double v = static_cast<double>(generator_() >> 11) * 0x1p-53;
+    return std::sqrt(-2 * std::log(u)) * std::cos(2 * M_PI * v);
+  }
+
+ private:
+  std::mt19937_64 generator_;
+};
+
+// `count` orthonormal vectors of `size`, by Gram-Schmidt done twice.
+std::vector<std::vector<double>> Orthonormal(int64_t count, int64_t size, uint64_t seed) {
+  Normal normal(seed);
+  std::vector<std::vector<double>> basis;
+  for (int64_t i = 0; i < count; ++i) {
+    std::vector<double> v(size);
+    for (double& value : v) value = normal();
+    for (int pass = 0; pass < 2; ++pass) {
+      for (const std::vector<double>& u : basis) {
+        double dot = 0;
+        for (int64_t k = 0; k < size; ++k) dot += u[k] * v[k];
+        for (int64_t k = 0; k < size; ++k) v[k] -= dot * u[k];
+      }
+    }
+    double norm = 0;
+    for (double value : v) norm += value * value;
+    for (double& value : v) value /= std::sqrt(norm);
+    basis.push_back(std::move(v));
+  }
+  return basis;
+}
+
+}  // namespace
+
+Matrix<float> Gaussian(int64_t rows, int64_t cols, uint64_t seed) {
+  Normal normal(seed);
+  Matrix<float> x(rows, cols);
+  for (float& value : x.values) value = static_cast<float>(normal());
+  return x;
+}
+
+Matrix<float> WithSingularValues(int64_t rows, int64_t cols, const std::vector<double>& values,
+                                 uint64_t seed) {
+  const int64_t rank = std::min<int64_t>({rows, cols, static_cast<int64_t>(values.size())});
+  const auto left = Orthonormal(rank, rows, seed), right = Orthonormal(rank, cols, seed + 1);
+  Matrix<double> sum(rows, cols);
+  for (int64_t s = 0; s < rank; ++s) {
+    for (int64_t i = 0; i < rows; ++i) {
+      const double scaled = values[s] * left[s][i];
+      for (int64_t j = 0; j < cols; ++j) sum(i, j) += scaled * right[s][j];
+    }
+  }
+  Matrix<float> x(rows, cols);
+  std::copy(sum.values.begin(), sum.values.end(), x.values.begin());
+  return x;
+}
+
+std::vector<Spectrum> AllSpectra(int64_t rows, int64_t cols, uint64_t seed) {
+  const int64_t m = std::min(rows, cols);
+  const auto with = [&](auto value_of) {
+    std::vector<double> values;
+    for (int64_t i = 0; i < m; ++i) values.push_back(value_of(i));
+    return WithSingularValues(rows, cols, values, seed);
+  };
+  const auto fraction = [m](int64_t i) { return m == 1 ? 0.0 : static_cast<double>(i) / (m - 1); };
+  const auto scaled = [&](float factor) {
+    Matrix<float> x = Gaussian(rows, cols, seed);
+    for (float& value : x.values) value *= factor;
+    return x;
+  };
+  Matrix<float> zero_rows = Gaussian(rows, cols, seed);
+  for (int64_t i = 0; i < rows; i += 3) {
+    for (int64_t j = 0; j < cols; ++j) zero_rows(i, j) = 0;
+  }
+  return {
+      {"gaussian", Gaussian(rows, cols, seed)},
+      {"log-uniform to 1e4", with([&](int64_t i) { return std::pow(10, -4 * fraction(i)); })},
+      {"log-uniform to 1e8", with([&](int64_t i) { return std::pow(10, -8 * fraction(i)); })},
+      {"power law 1/i", with([](int64_t i) { return 1.0 / static_cast<double>(i + 1); })},
+      {"one large, many tiny", with([](int64_t i) { return i == 0 ? 1.0 : 1e-3; })},
+      {"rank 1", with([](int64_t i) { return i == 0 ? 1.0 : 0.0; })},
+      {"rank 8", with([](int64_t i) { return i < 8 ? 1.0 / static_cast<double>(i + 1) : 0.0; })},
+      {"repeated", with([](int64_t) { return 1.0; })},
+      {"zero rows", std::move(zero_rows)},
+      {"entries 1e-30", scaled(1e-30f)},
+      {"entries 1e30", scaled(1e30f)},
+      {"zero", Matrix<float>(rows, cols)},
+  };
+}
+
+}  // namespace dmuon::kernels::reference
