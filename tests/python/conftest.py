@@ -1,0 +1,52 @@
+"""The package under test is the one in the build folder: build/dev, or the folder that DMUON_BUILD names."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = (ROOT / os.environ.get("DMUON_BUILD", "build/dev")).resolve()
+os.environ["PYTHONPATH"] = os.pathsep.join([str(BUILD / "python"), str(Path(__file__).parent)])
+os.environ["OMP_NUM_THREADS"] = "1"
+for name in ("DMUON_ENDPOINT", "DMUON_JOB", "DMUON_AUTOSTART", "TORCHELASTIC_RUN_ID"):
+    os.environ.pop(name, None)
+sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
+
+from support.daemon import Daemon  # noqa: E402
+from support.ranks import Ranks  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def daemon(tmp_path_factory):
+    """One dmuond for all tests: they are jobs that must not disturb each other."""
+    with Daemon(BUILD / "bin", tmp_path_factory.mktemp("daemon") / "s") as d:
+        yield d
+        assert d.alive(), "a test ended the daemon that all share"
+
+
+class Pools:
+    """Pools of rank processes by world size. Starting one takes seconds, so they live as long as the tests."""
+
+    def __init__(self, endpoint):
+        self._endpoint = endpoint
+        self._pools = {}
+
+    def __call__(self, world_size, function, *args, timeout=90, **kwargs):
+        """Runs `function(rank, world_size, *args, **kwargs)` on each rank; answers with the list of results."""
+        pool = self._pools.get(world_size)
+        if pool is None or not pool.alive():
+            pool = self._pools[world_size] = Ranks(world_size, self._endpoint)
+        return pool.run(function, *args, timeout=timeout, **kwargs)
+
+    def close(self):
+        for pool in self._pools.values():
+            pool.close()
+
+
+@pytest.fixture(scope="session")
+def ranks(daemon):
+    pools = Pools(daemon.endpoint)
+    yield pools
+    pools.close()
