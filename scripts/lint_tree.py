@@ -9,10 +9,13 @@ import re
 import sys
 
 SOURCES = {".h", ".cc", ".cu", ".cuh", ".py", ".proto"}
-MAX_COLUMNS = 120  # of comments; clang-format and ruff break the code itself
+MAX_COLUMNS = 132  # of comments; clang-format and ruff break the code itself
 MAX_LINES = 500
 # Files that are longer, each with its reason.
 LONG_FILES: dict[str, str] = {}
+
+# Where a test may sleep, each with its reason.
+SLEEPS = {"tests/support/process.cc": "polls what another process does, in one place for all"}
 
 # Identical lines that make two places one too many. Tests may spell out what they expect.
 DUPLICATE_LINES = 12
@@ -43,10 +46,11 @@ def text_rules(path: str, lines: list[str]) -> list[str]:
     found = []
     suffix = pathlib.PurePath(path).suffix
     unfinished = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
+    sleep = re.compile(r"\b(sleep_for|SleepFor|usleep|time\.sleep)\b")
     for number, line in enumerate(lines, 1):
         if unfinished.search(line):
             found.append(f"{path}:{number}: unfinished by its own word: {line.strip()}")
-        if path.startswith("tests/") and re.search(r"\b(sleep_for|SleepFor|usleep|time\.sleep)\b", line):
+        if path.startswith("tests/") and path not in SLEEPS and sleep.search(line):
             found.append(f"{path}:{number}: a sleep in a test; wait for the event")
         if suffix in SOURCES and len(line) > MAX_COLUMNS:
             found.append(f"{path}:{number}: {len(line)} columns, at most {MAX_COLUMNS}")
@@ -58,7 +62,7 @@ def text_rules(path: str, lines: list[str]) -> list[str]:
 
 
 def guard_rule(path: str, text: str) -> list[str]:
-    guard = "DMUON_" + re.sub(r"[^A-Z0-9]", "_", path.upper()) + "_"
+    guard = "DMUON_" + re.sub(r"[^A-Z0-9]", "_", path.replace("/src/", "/").upper()) + "_"
     if f"#ifndef {guard}\n#define {guard}\n" in text and text.endswith(f"#endif  // {guard}\n"):
         return []
     return [f"{path}: the include guard is not {guard}"]
@@ -94,7 +98,7 @@ def duplicate_rule(files: dict[str, list[str]]) -> list[str]:
     found = []
     for path, lines in files.items():
         code = [(n, s) for n, line in enumerate(lines, 1) if (s := line.strip())
-                and not re.match(r"//|#include|#\s|import |from |[\W_]*$", s)]
+                and not re.match(r"//|#include|#\s|import |from |\.\w+ = |[\W_]*$", s)]
         last_reported = 0
         for i in range(len(code) - DUPLICATE_LINES + 1):
             run = code[i : i + DUPLICATE_LINES]
