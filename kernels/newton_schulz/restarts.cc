@@ -125,23 +125,31 @@ std::vector<double> Orthogonal(uint64_t seed) {
   return q;
 }
 
-// Spectrum logspace(0, -10), Frobenius norm 1.
-Matrix HardMatrix() {
+// Given singular values, Frobenius norm 1.
+Matrix WithSpectrum(double (*sigma_at)(int)) {
   const std::vector<double> u = Orthogonal(1), v = Orthogonal(2);
   std::vector<double> x(kSize * kSize);
   double square_sum = 0;
   for (int s = 0; s < kSize; ++s) {
-    const double sigma = std::pow(10, -10.0 * s / (kSize - 1));
+    const double sigma = sigma_at(s);
     square_sum += sigma * sigma;
     for (int i = 0; i < kSize; ++i) {
-      for (int j = 0; j < kSize; ++j)
-        x[i * kSize + j] += sigma * u[s * kSize + i] * v[s * kSize + j];
+      for (int j = 0; j < kSize; ++j) x[i * kSize + j] += sigma * u[s * kSize + i] * v[s * kSize + j];
     }
   }
   Matrix result(kSize * kSize);
-  for (int i = 0; i < kSize * kSize; ++i)
-    result[i] = static_cast<float>(x[i] / std::sqrt(square_sum));
+  for (int i = 0; i < kSize * kSize; ++i) result[i] = static_cast<float>(x[i] / std::sqrt(square_sum));
   return result;
+}
+
+// What one spectrum forgives another does not: in bf16 with the default set, [2] leaves 1.2 on the first and 1.6 on the
+// second, [3] leaves 1.1 on both and explodes on the third.
+std::vector<Matrix> HardMatrices() {
+  return {
+      WithSpectrum([](int s) { return std::pow(10, -10.0 * s / (kSize - 1)); }),
+      WithSpectrum([](int s) { return std::pow(10, -4.0 * s / (kSize - 1)); }),
+      WithSpectrum([](int s) { return 1.0 / (s + 1); }),
+  };
 }
 
 // By power iteration on X^T X.
@@ -209,10 +217,14 @@ std::vector<int> Search(absl::Span<const Coefficients> schedule, Dtype dtype) {
 
 double TrialTopSingularValue(absl::Span<const Coefficients> schedule,
                              absl::Span<const int> restarts, Dtype dtype) {
-  static const auto* const hard = new Matrix(HardMatrix());
-  TrialOps ops(*hard, dtype);
-  IterateGram(schedule, restarts, ops);
-  return TopSingularValue(ops.x());
+  static const auto* const hard = new std::vector<Matrix>(HardMatrices());
+  double top = 0;
+  for (const Matrix& matrix : *hard) {
+    TrialOps ops(matrix, dtype);
+    IterateGram(schedule, restarts, ops);
+    top = std::max(top, TopSingularValue(ops.x()));
+  }
+  return top;
 }
 
 std::vector<int> DeriveRestarts(absl::Span<const Coefficients> schedule, Dtype dtype) {
@@ -246,7 +258,7 @@ absl::Status CheckRestarts(absl::Span<const Coefficients> schedule, absl::Span<c
   if (!(top <= maximum + 1)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Newton-Schulz restarts [", absl::StrJoin(restarts, ", "), "] explode in ", Name(dtype),
-        " with ", steps, " steps: a spectrum of logspace(0, -10) ends with a singular value of ",
+        " with ", steps, " steps: a hard spectrum ends with a singular value of ",
         top, ", expected about ", maximum));
   }
   return absl::OkStatus();

@@ -1,5 +1,5 @@
 // Where the gram form starts anew from X: positions that hold depend on set, steps and dtype, so they are tried out on
-// a small matrix with a hard spectrum, in the arithmetic of the dtype.
+// small matrices with hard spectra, in the arithmetic of the dtype.
 #ifndef DMUON_KERNELS_NEWTON_SCHULZ_RESTARTS_H_
 #define DMUON_KERNELS_NEWTON_SCHULZ_RESTARTS_H_
 
@@ -11,8 +11,8 @@
 
 namespace dmuon::kernels {
 
-// The largest singular value that the gram form leaves on a matrix with spectrum logspace(0, -10), every stored matrix
-// rounded to `dtype`. Infinity when the run is not finite.
+// The largest singular value that the gram form leaves on matrices with spectra logspace(0, -10), logspace(0, -4) and 1/i,
+// every stored matrix rounded to `dtype`. Infinity when the run is not finite.
 double TrialTopSingularValue(absl::Span<const Coefficients> schedule,
                              absl::Span<const int> restarts, Dtype dtype);
 
