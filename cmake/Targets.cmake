@@ -13,7 +13,8 @@ target_compile_options(dmuon_flags INTERFACE
   -Wall -Wextra -Wno-missing-field-initializers -fno-rtti
   $<$<CONFIG:Release>:-fno-omit-frame-pointer>)
 if(DMUON_SANITIZE)
-  add_compile_options(-fsanitize=${DMUON_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+  # vptr needs the type information that -fno-rtti leaves out.
+  add_compile_options(-fsanitize=${DMUON_SANITIZE} -fno-sanitize=vptr -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
   add_link_options(-fsanitize=${DMUON_SANITIZE})
 endif()
 
