@@ -22,12 +22,13 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "tests/support/process.h"
 
 namespace dmuon::server {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using wire::AttachFrame;
 using wire::AttachType;
 
@@ -92,18 +93,13 @@ int OpenDescriptors() {
   return count;
 }
 
-class AttachServerTest : public testing::Test {
+class AttachServerTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_NE(mkdtemp(dir_.data()), nullptr);
     arena_.Reset(memfd_create("arena", MFD_CLOEXEC));
     ASSERT_EQ(ftruncate(arena_.get(), 4096), 0);
   }
-  void TearDown() override {
-    server_.reset();
-    unlink(path().c_str());
-    rmdir(dir_.c_str());
-  }
+  void TearDown() override { server_.reset(); }
 
   void Start(AttachOptions options = {}) {
     auto listener = ListenUnix(path(), SOCK_SEQPACKET, 0600);
@@ -154,9 +150,9 @@ class AttachServerTest : public testing::Test {
     EXPECT_TRUE(Receive(socket).closed);
   }
 
-  std::string path() const { return dir_ + "/attach.sock"; }
+  std::string path() const { return dir_.path() + "/attach.sock"; }
 
-  std::string dir_ = "/tmp/dmuon-attach-XXXXXX";
+  const dmuon::testing::TemporaryDirectory dir_;
   UniqueFd arena_;
   std::string asked_;
   Attachments attachments_;
@@ -364,7 +360,7 @@ TEST_F(AttachServerTest, ADeathIsRepeatedWhileACallOfTheDeadRuns) {
   absl::MutexLock lock(&mu_);
   const auto repeated = [&] { return gone_.size() >= 5; };
   EXPECT_TRUE(mu_.AwaitWithTimeout(absl::Condition(&repeated), kSoon));
-  EXPECT_THAT(gone_, testing::Each(AttachmentId(1)));
+  EXPECT_THAT(gone_, ::testing::Each(AttachmentId(1)));
   EXPECT_FALSE(attachments_.EndCall(AttachmentId(1)));
 }
 
@@ -420,7 +416,7 @@ TEST_F(AttachServerTest, ConnectionsThatSayNothingHaveALimit) {
 TEST_F(AttachServerTest, AUserWhoIsNotListedIsRefusedByName) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
   Start({.uids = UidPolicy({4711})});
-  ASSERT_EQ(chmod(dir_.c_str(), 0755), 0);
+  ASSERT_EQ(chmod(dir_.path().c_str(), 0755), 0);
   ASSERT_EQ(chmod(path().c_str(), 0666), 0);
   for (uid_t uid : {4711u, 4712u}) {
     const pid_t pid = fork();

@@ -11,7 +11,7 @@
 namespace dmuon::server {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::string Hex(const Token& token) {
   return absl::BytesToHexString(
@@ -88,16 +88,16 @@ TEST(Attachments, ACallThatOutlivesItsTrainerIsToldAtItsEndAndListedUntilThen) {
   const AttachmentId id = added->trainer.attachment;
   ASSERT_TRUE(attachments.BeginCall(Hex(added->token)).ok() &&
               attachments.BeginCall(Hex(added->token)).ok());
-  EXPECT_THAT(attachments.RemovedWithCalls(), testing::IsEmpty());
+  EXPECT_THAT(attachments.RemovedWithCalls(), ::testing::IsEmpty());
   EXPECT_TRUE(attachments.Remove(id));
   EXPECT_EQ(attachments.size(), 0);
   EXPECT_EQ(attachments.BeginCall(Hex(added->token)).status().code(),
             absl::StatusCode::kUnauthenticated);
-  EXPECT_THAT(attachments.RemovedWithCalls(), testing::ElementsAre(id));
+  EXPECT_THAT(attachments.RemovedWithCalls(), ::testing::ElementsAre(id));
   EXPECT_FALSE(attachments.EndCall(id));
-  EXPECT_THAT(attachments.RemovedWithCalls(), testing::ElementsAre(id));
+  EXPECT_THAT(attachments.RemovedWithCalls(), ::testing::ElementsAre(id));
   EXPECT_FALSE(attachments.EndCall(id));
-  EXPECT_THAT(attachments.RemovedWithCalls(), testing::IsEmpty());
+  EXPECT_THAT(attachments.RemovedWithCalls(), ::testing::IsEmpty());
 }
 
 TEST(Attachments, InSessionFromTheFirstEnteredToTheLastLeft) {

@@ -64,7 +64,7 @@ TEST(PidfdByPid, AProcessOfAnotherUserIsAnother) {
 TEST(PidfdByPid, AnUnseenProcessSaysWhatToDoAboutIt) {
   const absl::Status status = PidfdByPid({0, 0, 0}, TicksSinceBoot()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("hostPID"));
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("hostPID"));
 }
 
 TEST(PeerPidfd, TheProcessThatMadeTheConnectionLives) {

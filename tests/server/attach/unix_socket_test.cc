@@ -11,20 +11,17 @@
 #include <fstream>
 #include <string>
 
+#include "tests/support/process.h"
+
 namespace dmuon {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-class UnixSocket : public testing::Test {
+class UnixSocket : public ::testing::Test {
  protected:
-  void SetUp() override { ASSERT_NE(mkdtemp(dir_.data()), nullptr); }
-  void TearDown() override {
-    unlink(path().c_str());
-    rmdir(dir_.c_str());
-  }
-  std::string path() const { return dir_ + "/s"; }
-  std::string dir_ = "/tmp/dmuon-unix-XXXXXX";
+  std::string path() const { return dir_.path() + "/s"; }
+  const dmuon::testing::TemporaryDirectory dir_;
 };
 
 TEST_F(UnixSocket, HasTheModeThatWasAskedForWhateverTheUmask) {

@@ -12,9 +12,9 @@
 namespace dmuon::server {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::Pair;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Pair;
 using Action = CommandLine::Action;
 
 CommandLine Parse(std::vector<const char*> arguments) {

@@ -19,11 +19,11 @@
 namespace dmuon::server {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
-class ConfigTest : public testing::Test {
+class ConfigTest : public ::testing::Test {
  protected:
   ~ConfigTest() override {
     for (const std::string& path : files_) unlink(path.c_str());

@@ -22,26 +22,56 @@
 #include "dmuon/v1/admin.grpc.pb.h"
 #include "proto/wire/attach_frame.h"
 #include "server/daemon/exit_codes.h"
-#include "tests/server/daemon/daemon_process.h"
+#include "tests/support/process.h"
 
 namespace dmuon::server {
 namespace {
 
-using testing::HasSubstr;
+using dmuon::testing::ChildProcess;
+using dmuon::testing::TemporaryDirectory;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
 int Code(ExitCode code) { return static_cast<int>(code); }
 
-class DaemonTest : public testing::Test {
- protected:
-  void SetUp() override { ASSERT_NE(mkdtemp(parent_.data()), nullptr); }
-  void TearDown() override { fs::remove_all(parent_); }
+// A dmuond that need not come up; tests/support/daemon_process.h is for those that must.
+class Dmuond {
+ public:
+  // `environment`: NAME and value of what it has besides ours.
+  Dmuond(std::vector<std::string> arguments, const std::string& log,
+         const std::vector<std::pair<std::string, std::string>>& environment)
+      : log_(log) {
+    arguments.insert(arguments.begin(), DMUOND);
+    for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
+    process_ = ChildProcess(arguments, {.stderr_path = log});
+    for (const auto& [name, value] : environment) unsetenv(name.c_str());
+  }
+  bool Ready() { return process_.ReadLine() == "ready"; }
+  void Signal(int signal) { process_.Signal(signal); }
+  int Wait() { return process_.Wait(); }
+  std::string Stdout() { return process_.ReadAll(); }
+  // What it wrote to stderr so far.
+  std::string Output() {
+    std::ifstream file(log_);
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  }
+  pid_t pid() const { return process_.pid(); }
 
-  std::string dir() const { return parent_ + "/run"; }
-  std::unique_ptr<DaemonProcess> Daemon(std::vector<std::string> arguments = {},
-                                        std::vector<std::string> environment = {}) {
-    arguments.insert(arguments.end(), {"--socket-dir", dir(), "--ready-fd", "9", "--threads", "1"});
-    return std::make_unique<DaemonProcess>(std::move(arguments), std::move(environment));
+ private:
+  std::string log_;
+  ChildProcess process_;
+};
+
+class DaemonTest : public ::testing::Test {
+ protected:
+  std::string dir() const { return parent_.path() + "/run"; }
+  std::unique_ptr<Dmuond> Daemon(
+      std::vector<std::string> arguments = {},
+      const std::vector<std::pair<std::string, std::string>>& environment = {}) {
+    arguments.insert(arguments.end(), {"--socket-dir", dir(), "--ready-fd", "1", "--threads", "1"});
+    return std::make_unique<Dmuond>(std::move(arguments),
+                                    absl::StrCat(parent_.path(), "/log", ++started_), environment);
   }
 
   // An attachment of this process; -1 when there is none to be had.
@@ -77,7 +107,8 @@ class DaemonTest : public testing::Test {
     return info;
   }
 
-  std::string parent_ = "/tmp/dmuon-daemon-XXXXXX";
+  TemporaryDirectory parent_;
+  int started_ = 0;
 };
 
 TEST_F(DaemonTest, IsReadyWhenBothSocketsAcceptAndSaysWhatItIs) {
@@ -146,7 +177,7 @@ TEST_F(DaemonTest, WhatAKilledDaemonLeftIsReplaced) {
   const auto first = Daemon();
   ASSERT_TRUE(first->Ready()) << first->Output();
   first->Signal(SIGKILL);
-  EXPECT_EQ(first->Wait(), -SIGKILL);
+  EXPECT_EQ(first->Wait(), 128 + SIGKILL);
   ASSERT_TRUE(fs::exists(dir() + "/attach.sock"));
   const auto second = Daemon();
   ASSERT_TRUE(second->Ready()) << second->Output();
@@ -178,32 +209,33 @@ TEST_F(DaemonTest, EachWayOfNotStartingHasItsCodeAndItsReason) {
   expect({"--max-sessions", "none"}, ExitCode::kConfiguration,
          "max_sessions: expected an unsigned integer");
   expect({"--listen", "1.2.3.4:5"}, ExitCode::kConfiguration, "listen");
-  std::ofstream(parent_ + "/bad.yaml") << "log_level: info\nlog_fromat: json\n";
-  expect({"--config", parent_ + "/bad.yaml"}, ExitCode::kConfiguration,
+  std::ofstream(parent_.path() + "/bad.yaml") << "log_level: info\nlog_fromat: json\n";
+  expect({"--config", parent_.path() + "/bad.yaml"}, ExitCode::kConfiguration,
          "bad.yaml:2: unknown key 'log_fromat'");
   std::ofstream(dir()) << "a file";
   expect({}, ExitCode::kSocketDir, "not a directory");
 }
 
 TEST_F(DaemonTest, PrintAndCheckOfTheConfigurationStartNothing) {
-  const auto print = Daemon({"--print-config"}, {"DMUOND_LOG_LEVEL=error"});
+  const auto print = Daemon({"--print-config"}, {{"DMUOND_LOG_LEVEL", "error"}});
+  const std::string printed = print->Stdout();
   EXPECT_EQ(print->Wait(), 0);
-  EXPECT_THAT(print->Output(), testing::ContainsRegex("log_level: error +# env DMUOND_LOG_LEVEL"));
-  EXPECT_THAT(print->Output(), testing::ContainsRegex("threads: 1 +# flag"));
+  EXPECT_THAT(printed, ContainsRegex("log_level: error +# env DMUOND_LOG_LEVEL"));
+  EXPECT_THAT(printed, ContainsRegex("threads: 1 +# flag"));
   const auto check = Daemon({"--check-config"});
   EXPECT_EQ(check->Wait(), 0);
-  EXPECT_EQ(check->Output(), "");
+  EXPECT_EQ(check->Stdout() + check->Output(), "");
   EXPECT_FALSE(fs::exists(dir()));
 }
 
 TEST_F(DaemonTest, SystemdHearsReadyAndStopping) {
-  const std::string path = parent_ + "/notify.sock";
+  const std::string path = parent_.path() + "/notify.sock";
   const UniqueFd notify(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path.data(), path.size());
   ASSERT_EQ(bind(notify.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  const auto daemon = Daemon({}, {"NOTIFY_SOCKET=" + path});
+  const auto daemon = Daemon({}, {{"NOTIFY_SOCKET", path}});
   const auto heard = [&] {
     char text[256];
     const ssize_t length = recv(notify.get(), text, sizeof(text), 0);

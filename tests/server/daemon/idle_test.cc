@@ -2,21 +2,21 @@
 #include <gtest/gtest.h>
 #include <sys/eventfd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <string>
 
 #include "server/daemon/config.h"
 #include "server/daemon/daemon.h"
+#include "tests/support/process.h"
 
 namespace dmuon::server {
 namespace {
 
 TEST(Idle, APrivateDaemonEndsWhenNobodyAttaches) {
-  std::string parent = "/tmp/dmuon-idle-XXXXXX";
-  ASSERT_NE(mkdtemp(parent.data()), nullptr);
+  const dmuon::testing::TemporaryDirectory parent;
   const auto loaded = LoadConfig(
-      {.flags = {{"socket_dir", parent + "/run"}, {"exit_when_idle", "true"}, {"threads", "1"}}});
+      {.flags = {
+           {"socket_dir", parent.path() + "/run"}, {"exit_when_idle", "true"}, {"threads", "1"}}});
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   {
     Daemon daemon(loaded->config, /*first_attachment=*/absl::Milliseconds(20));
@@ -25,8 +25,7 @@ TEST(Idle, APrivateDaemonEndsWhenNobodyAttaches) {
     const UniqueFd silent(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     EXPECT_EQ(daemon.Run(silent.get()), ExitCode::kOk);
   }
-  EXPECT_TRUE(std::filesystem::is_empty(parent));
-  std::filesystem::remove_all(parent);
+  EXPECT_TRUE(std::filesystem::is_empty(parent.path()));
 }
 
 }  // namespace

@@ -5,25 +5,23 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "tests/support/process.h"
 
 namespace dmuon::server {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-class SocketDirTest : public testing::Test {
+class SocketDirTest : public ::testing::Test {
  protected:
-  void SetUp() override { ASSERT_NE(mkdtemp(parent_.data()), nullptr); }
-  void TearDown() override { fs::remove_all(parent_); }
-  std::string dir() const { return parent_ + "/run"; }
-  std::string parent_ = "/tmp/dmuon-dir-XXXXXX";
+  std::string dir() const { return parent_.path() + "/run"; }
+  dmuon::testing::TemporaryDirectory parent_;
 };
 
 mode_t ModeOf(const std::string& path) {
@@ -90,7 +88,7 @@ TEST_F(SocketDirTest, ADirectoryThatIsNotToBeTrustedIsRefused) {
 }
 
 TEST_F(SocketDirTest, AParentThatIsNotThereIsNamed) {
-  const absl::Status status = SocketDir::Acquire(parent_ + "/no/run", 0750).status();
+  const absl::Status status = SocketDir::Acquire(parent_.path() + "/no/run", 0750).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(status.message()), HasSubstr("/no/run"));
 }

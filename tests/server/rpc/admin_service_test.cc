@@ -9,7 +9,7 @@
 namespace dmuon::server::rpc {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 using AdminServiceTest = ServicesTest;
 
@@ -63,9 +63,9 @@ TEST_F(AdminServiceTest, OthersSeeTheirOwnSessionsAndMayNotDrain) {
     for (const auto& s : list.sessions()) names.push_back(s.name());
     return names;
   };
-  EXPECT_THAT(list_as(0), testing::UnorderedElementsAre("roots", "theirs"));
-  EXPECT_THAT(list_as(4711), testing::UnorderedElementsAre("roots", "theirs"));  // an admin_uid
-  EXPECT_THAT(list_as(4712), testing::ElementsAre("theirs"));
+  EXPECT_THAT(list_as(0), ::testing::UnorderedElementsAre("roots", "theirs"));
+  EXPECT_THAT(list_as(4711), ::testing::UnorderedElementsAre("roots", "theirs"));  // an admin_uid
+  EXPECT_THAT(list_as(4712), ::testing::ElementsAre("theirs"));
 
   const auto admin = v1::Admin::NewStub(DialAs(4712, socket_));
   v1::DescribeSessionRequest describe;

@@ -9,8 +9,8 @@
 namespace dmuon::server::rpc {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 v1::OpenSessionRequest GoodOpen() {
   v1::OpenSessionRequest request;

@@ -23,12 +23,14 @@
 #include "server/rpc/caller.h"
 #include "server/rpc/peer_service.h"
 #include "tests/server/rpc/raw_client.h"
+#include "tests/support/process.h"
 
 namespace dmuon::server::rpc {
 namespace {
 
-using testing::HasSubstr;
-using testing::IsSupersetOf;
+using dmuon::testing::Eventually;
+using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
 
 // OpenSession holds its thread until it is released; CloseSession answers the caller's uid in its error.
 class BlockingTrainer final : public v1::Trainer::Service {
@@ -65,17 +67,6 @@ class PlainAdmin final : public v1::Admin::Service {
   }
 };
 
-// Whether `condition` comes true; looks again and again, for there is nothing to wait on.
-template <typename Condition>
-bool Eventually(const Condition& condition) {
-  const absl::Time deadline = absl::Now() + absl::Seconds(20);
-  while (!condition()) {
-    if (absl::Now() > deadline) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
-
 bool HungUp(int fd) {
   pollfd watched = {fd, 0, 0};
   return poll(&watched, 1, 0) == 1 && (watched.revents & POLLHUP) != 0;
@@ -85,7 +76,7 @@ void SetDeadline(grpc::ClientContext& context) {
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
 }
 
-class GrpcServerTest : public testing::Test {
+class GrpcServerTest : public ::testing::Test {
  protected:
   void Start(GrpcServerOptions options = {}) {
     auto listener = ListenUnix(socket_, SOCK_STREAM, 0666);
@@ -103,7 +94,7 @@ class GrpcServerTest : public testing::Test {
     return v1::Trainer::NewStub(channel)->CloseSession(&context, {}, &response);
   }
 
-  TemporaryDir dir_;
+  const dmuon::testing::TemporaryDirectory dir_{0755};
   const std::string socket_ = dir_.path() + "/control.sock";
   BlockingTrainer trainer_;
   PlainAdmin admin_;

@@ -8,7 +8,6 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -16,7 +15,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 
 #include "absl/strings/str_cat.h"
 #include "base/unique_fd.h"
@@ -74,12 +72,6 @@ absl::StatusOr<std::string> Exchange(const std::shared_ptr<grpc::Channel>& chann
 }
 
 }  // namespace
-
-TemporaryDir::TemporaryDir() {
-  if (mkdtemp(path_.data()) == nullptr || chmod(path_.c_str(), 0755) != 0) std::abort();
-}
-
-TemporaryDir::~TemporaryDir() { std::filesystem::remove_all(path_); }
 
 std::shared_ptr<grpc::Channel> Dial(const std::string& socket) {
   grpc::ChannelArguments arguments;

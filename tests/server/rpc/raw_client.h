@@ -13,17 +13,6 @@
 
 namespace dmuon::server::rpc {
 
-// A directory for sockets that others may enter, gone with the object.
-class TemporaryDir {
- public:
-  TemporaryDir();
-  ~TemporaryDir();
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_ = "/tmp/dmuon-rpc-XXXXXX";
-};
-
 // A channel with its own connection.
 std::shared_ptr<grpc::Channel> Dial(const std::string& socket);
 

@@ -22,10 +22,11 @@
 #include "server/rpc/trainer_service.h"
 #include "server/session/session_table.h"
 #include "tests/server/rpc/raw_client.h"
+#include "tests/support/process.h"
 
 namespace dmuon::server::rpc {
 
-class ServicesTest : public testing::Test {
+class ServicesTest : public ::testing::Test {
  protected:
   struct Attached {
     AttachmentId id;
@@ -158,7 +159,7 @@ class ServicesTest : public testing::Test {
     return trainer_->RegisterBuffers(Context(attached.token).get(), request, &response);
   }
 
-  TemporaryDir dir_;
+  const dmuon::testing::TemporaryDirectory dir_{0755};
   const std::string socket_ = dir_.path() + "/control.sock";
   std::atomic<int> drains_{0};
   std::unique_ptr<kernels::Backend> backend_;

@@ -11,12 +11,12 @@
 namespace dmuon::server::rpc {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 // A table in which 'w' has 8 bytes of weight and 'b' has 4.
-class StateAssemblerTest : public testing::Test {
+class StateAssemblerTest : public ::testing::Test {
  protected:
   static v1::StateChunk Chunk(const std::string& parameter, uint64_t total,
                               const std::string& data) {

@@ -9,7 +9,7 @@
 namespace dmuon::server::rpc {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 using TrainerServiceTest = ServicesTest;
 
@@ -154,7 +154,7 @@ TEST_F(TrainerServiceTest, StateIsWrittenInChunksAndReadBackInTheOrderAsked) {
   }
   const grpc::Status finished = reader->Finish();
   ASSERT_TRUE(finished.ok()) << finished.error_message();
-  EXPECT_THAT(names, testing::ElementsAre("layer.b 32", "layer.w 128"));
+  EXPECT_THAT(names, ::testing::ElementsAre("layer.b 32", "layer.w 128"));
   EXPECT_EQ(data[0], b);
   EXPECT_EQ(data[1], w);
 }
@@ -180,7 +180,7 @@ TEST_F(TrainerServiceTest, ALargeStateTravelsInChunksOfAtMostOneMebibyte) {
   std::vector<size_t> sizes;
   while (reader->Read(&chunk)) sizes.push_back(chunk.data().size());
   EXPECT_TRUE(reader->Finish().ok());
-  EXPECT_THAT(sizes, testing::ElementsAre(1u << 20, 1u << 20, 1u << 19));
+  EXPECT_THAT(sizes, ::testing::ElementsAre(1u << 20, 1u << 20, 1u << 19));
 }
 
 TEST_F(TrainerServiceTest, ALyingTotalIsRefusedWithParameterExpectedAndGiven) {
