@@ -1,5 +1,5 @@
 // A session's records and waits: everything that happens while training, without a message.
-#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -207,6 +207,10 @@ absl::Status Session::Discard() {
 absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
   Impl& s = *impl_;
   RETURN_IF_ERROR(s.CheckStarted());
+  if (!(options.max_norm >= 0) || std::isinf(options.max_norm)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "max_norm: expected a finite number of at least 0, got %g", options.max_norm));
+  }
   const uint64_t step = s.step + 1;
   uint64_t sent = 0;
   RETURN_IF_ERROR(s.Push(

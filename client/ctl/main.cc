@@ -20,6 +20,7 @@ void Define(CLI::App& app, Invocation& invocation, double& timeout_seconds, std:
   app.fallthrough();  // global options may come after the verb
   app.add_option("--endpoint", invocation.endpoint, "Directory of the daemon's sockets")
       ->envname("DMUON_ENDPOINT")
+      ->take_last()
       ->capture_default_str();
   app.add_option("--timeout", timeout_seconds, "Seconds to wait for an answer")
       ->check(CLI::PositiveNumber)

@@ -1,6 +1,7 @@
 #include "server/step/record_table.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
@@ -28,10 +29,15 @@ RecordTable::RecordTable(StepContext& context, SlotId slot)
 
 absl::Status RecordTable::Drain() {
   for (;;) {
-    ASSIGN_OR_RETURN(const std::optional<wire::Record> record, context_.page(slot_).Pop());
+    const absl::StatusOr<std::optional<wire::Record>> popped = context_.page(slot_).Pop();
+    if (!popped.ok()) return Annotate(popped.status(), absl::StrFormat("rank %d", slot_.value()));
+    const std::optional<wire::Record>& record = *popped;
     if (!record.has_value()) return absl::OkStatus();
-    RETURN_IF_ERROR(Annotate(Accept(*record), absl::StrFormat("rank %d, ring record of type %d",
-                                                              slot_.value(), record->type)));
+    const absl::Status accepted = Accept(*record);
+    if (!accepted.ok()) {
+      return Annotate(accepted, absl::StrFormat("rank %d, ring record of type %d", slot_.value(),
+                                                static_cast<uint32_t>(record->type)));
+    }
   }
 }
 
@@ -85,6 +91,14 @@ absl::Status RecordTable::Step(const wire::Record& record) {
   if (step_.has_value()) return absl::FailedPreconditionError("a second STEP before the verdict");
   if (record.generation != generation_) {
     return Mismatch("generation", generation_, record.generation);
+  }
+  if (!(record.max_norm >= 0) || std::isinf(record.max_norm)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "max_norm: expected a finite number of at least 0, got %g", record.max_norm));
+  }
+  if ((record.flags & ~uint32_t{wire::kFoundInf}) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("flags: expected none but %#x, got %#x", wire::kFoundInf, record.flags));
   }
   step_ = record;
   return absl::OkStatus();

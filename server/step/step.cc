@@ -103,6 +103,7 @@ absl::StatusOr<Step::Arrived> Step::Gather(const wire::Record& record) {
   }
   report_.wait = static_cast<double>(last - first) * 1e-9;
   RETURN_IF_ERROR(CheckArrivals(context_, messages_, gathered_));
+  RETURN_IF_ERROR(CheckHyper(context_, record.step, hyper_));  // the same on all ranks, so is the answer
   return Arrived{gathered_};
 }
 

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <map>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "base/status_macros.h"
 
 namespace dmuon::server {
 namespace {
@@ -145,6 +147,30 @@ absl::Status CheckArrivals(const StepContext& context, const Messages& messages,
           "step %d: group '%s' (lr, weight_decay, momentum, betas, eps) of rank(s) %s differs from "
           "that of rank 0",
           first.step, context.optimizer.groups[g].name, absl::StrJoin(different, ", ")));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckHyper(const StepContext& context, uint64_t step,
+                        absl::Span<const wire::GroupHyper> hyper) {
+  for (size_t g = 0; g < hyper.size(); ++g) {
+    const Group& group = context.optimizer.groups[g];
+    const auto in_range = [&](const char* field, double value, double below) -> absl::Status {
+      if (value >= 0 && value < below) return absl::OkStatus();
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "step %d: group '%s': %s: expected a number from 0 to below %g, got %g", step, group.name,
+          field, below, value));
+    };
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    RETURN_IF_ERROR(in_range("lr", hyper[g].lr, kInfinity));
+    RETURN_IF_ERROR(in_range("weight_decay", hyper[g].weight_decay, kInfinity));
+    if (group.route == Route::kMuon) {
+      RETURN_IF_ERROR(in_range("momentum", hyper[g].momentum, kInfinity));
+    } else {
+      RETURN_IF_ERROR(in_range("beta1", hyper[g].beta1, 1));
+      RETURN_IF_ERROR(in_range("beta2", hyper[g].beta2, 1));
+      RETURN_IF_ERROR(in_range("eps", hyper[g].eps, kInfinity));
     }
   }
   return absl::OkStatus();

@@ -52,6 +52,11 @@ class Messages {
 absl::Status CheckArrivals(const StepContext& context, const Messages& messages,
                            absl::Span<const absl::Span<const std::byte>> arrivals);
 
+// INVALID_ARGUMENT when a group's values make no sense for its route, by group, field and value. Allocates nothing when
+// they do.
+absl::Status CheckHyper(const StepContext& context, uint64_t step,
+                        absl::Span<const wire::GroupHyper> hyper);
+
 }  // namespace dmuon::server
 
 #endif  // DMUON_SERVER_STEP_VERDICT_H_

@@ -3,7 +3,9 @@
 //   trainer MODE ENDPOINT JOB WORLD RANK
 //
 // attach  connects, prints "attached", and waits to be killed
-// form    connects, prints "attached", opens the session (and waits there for the other ranks)
+// form    connects, prints "attached", and is then as open
+// open    connects, opens the session, prints "opened", and waits to be killed
+// idle    one step, prints "step 1", and waits to be killed
 // train   trains for ever, a line "step N" after each
 // stop    as train, but prints "sending" before the second STEP and waits in it
 // once    one step, then leaves; prints "closed"
@@ -27,11 +29,16 @@ void Say(const std::string& line) {
 
 absl::Status Run(const std::string& mode, const std::string& endpoint, const JobOptions& job,
                  int rank) {
-  if (mode == "attach" || mode == "form") {
+  if (mode == "attach" || mode == "form" || mode == "open") {
     auto connection = client::Connection::Open(endpoint);
     if (!connection.ok()) return connection.status();
-    Say("attached");
-    if (mode == "form") return (*connection)->OpenSession(SmallTable(job, rank)).status();
+    if (mode != "open") Say("attached");
+    if (mode != "attach") {
+      auto session = (*connection)->OpenSession(SmallTable(job, rank));
+      if (!session.ok()) return session.status();
+      Say("opened");
+      pause();
+    }
     pause();
   }
   auto trainer = Trainer::Start(endpoint, job, rank);
@@ -43,6 +50,7 @@ absl::Status Run(const std::string& mode, const std::string& endpoint, const Job
     status = (*trainer)->Step().status();
     if (!status.ok()) return status;
     Say("step " + std::to_string(step));
+    if (mode == "idle") pause();
     if (mode == "once") break;
   }
   const absl::Status closed = (*trainer)->Close();
