@@ -208,7 +208,7 @@ TEST_F(Buffers, AnothersArenaIsNotHandedOut) {
             absl::StatusCode::kNotFound);
   EXPECT_EQ(connection_->impl().attach->Fetch(id, 1, ArenaKind::kGrad).status().code(),
             absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(connection_->impl().attach->Fetch(id, 0, ArenaKind::kUnspecified).status().code(),
+  EXPECT_EQ(attach.Fetch(id, 0, ArenaKind::kUnspecified).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
 

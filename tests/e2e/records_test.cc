@@ -81,7 +81,8 @@ class Records : public E2eTest, public ::testing::WithParamInterface<WrongField>
   Records() : E2eTest(Options{.daemon_flags = {"--step-timeout-seconds", "2"}}) {}
   // An honest rank is told by the page or by the verdict, whichever comes first: the session is lost, and who did it.
   static void ExpectLost(const absl::Status& status) {
-    EXPECT_THAT(status.code(), AnyOf(absl::StatusCode::kUnavailable, absl::StatusCode::kAborted)) << status;
+    EXPECT_THAT(status.code(), AnyOf(absl::StatusCode::kUnavailable, absl::StatusCode::kAborted))
+        << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("rank 0"));
   }
   static Record ReadyRecord(client::Session::Impl& s) {
