@@ -1,0 +1,97 @@
+#include "tests/benchmark/timing_backend.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status_macros.h"
+
+namespace dmuon::bench {
+namespace {
+
+// One operation, from construction to destruction.
+class Timed {
+ public:
+  explicit Timed(Times& times) : times_(times), begin_(NowNanos()) {
+    if (times_.armed.exchange(false)) times_.first_work_nanos = begin_;
+  }
+  ~Timed() {
+    static std::atomic<int> threads{0};
+    thread_local const int thread = std::min(threads.fetch_add(1), kMaxThreads - 1);
+    times_.in_operations[static_cast<size_t>(thread)] += NowNanos() - begin_;
+  }
+
+ private:
+  Times& times_;
+  const int64_t begin_;
+};
+
+class TimedNewtonSchulz : public kernels::NewtonSchulz {
+ public:
+  TimedNewtonSchulz(std::unique_ptr<kernels::NewtonSchulz> plan, Times& times)
+      : plan_(std::move(plan)), times_(times) {}
+  size_t workspace_bytes() const override { return plan_->workspace_bytes(); }
+  void Run(kernels::Stream stream, const float* in, float* out, void* workspace) const override {
+    const Timed timed(times_);
+    plan_->Run(stream, in, out, workspace);
+  }
+  kernels::NsForm form() const override { return plan_->form(); }
+  std::string kernel() const override { return plan_->kernel(); }
+
+ private:
+  const std::unique_ptr<kernels::NewtonSchulz> plan_;
+  Times& times_;
+};
+
+}  // namespace
+
+int64_t NowNanos() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+absl::Status TimingBackend::Synchronize(kernels::Stream stream) {
+  const Timed timed(times_);
+  return backend_.Synchronize(stream);
+}
+void TimingBackend::CopyToHost(kernels::Stream stream, void* host, const void* device,
+                               size_t bytes) {
+  const Timed timed(times_);
+  backend_.CopyToHost(stream, host, device, bytes);
+}
+void TimingBackend::CopyFromHost(kernels::Stream stream, void* device, const void* host,
+                                 size_t bytes) {
+  const Timed timed(times_);
+  backend_.CopyFromHost(stream, device, host, bytes);
+}
+void TimingBackend::MeanOverRanks(kernels::Stream stream, const kernels::MeanArgs& args) {
+  const Timed timed(times_);
+  backend_.MeanOverRanks(stream, args);
+}
+void TimingBackend::Lookahead(kernels::Stream stream, const kernels::LookaheadArgs& args) {
+  const Timed timed(times_);
+  backend_.Lookahead(stream, args);
+}
+void TimingBackend::MuonCommit(kernels::Stream stream, const kernels::MuonCommitArgs& args) {
+  const Timed timed(times_);
+  backend_.MuonCommit(stream, args);
+}
+void TimingBackend::Adamw(kernels::Stream stream, const kernels::AdamwArgs& args) {
+  const Timed timed(times_);
+  backend_.Adamw(stream, args);
+}
+void TimingBackend::Publish(kernels::Stream stream, const float* from, Dtype dtype, void* to,
+                            int64_t count) {
+  const Timed timed(times_);
+  backend_.Publish(stream, from, dtype, to, count);
+}
+
+absl::StatusOr<std::unique_ptr<kernels::NewtonSchulz>> TimingBackend::MakeNewtonSchulz(
+    const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols) {
+  ASSIGN_OR_RETURN(auto plan, backend_.MakeNewtonSchulz(options, rows, cols));
+  return std::make_unique<TimedNewtonSchulz>(std::move(plan), times_);
+}
+
+}  // namespace dmuon::bench

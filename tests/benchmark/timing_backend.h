@@ -1,0 +1,59 @@
+// A backend that runs another one and keeps the time: when the first operation of a trigger began, and how long each
+// thread was in operations.
+#ifndef DMUON_TESTS_BENCHMARK_TIMING_BACKEND_H_
+#define DMUON_TESTS_BENCHMARK_TIMING_BACKEND_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "kernels/newton_schulz/newton_schulz.h"
+#include "kernels/ops/backend.h"
+
+namespace dmuon::bench {
+
+inline constexpr int kMaxThreads = 32;
+
+int64_t NowNanos();  // CLOCK_MONOTONIC, the same in all processes
+
+// In memory that several processes share.
+struct Times {
+  std::atomic<bool> armed{false};  // set before a trigger; the first operation after it clears it
+  std::atomic<int64_t> first_work_nanos{0};
+  std::array<std::atomic<int64_t>, kMaxThreads>
+      in_operations{};  // by thread, in order of first use
+};
+
+class TimingBackend : public kernels::Backend {
+ public:
+  // Both must outlive it.
+  TimingBackend(kernels::Backend& backend, Times& times) : backend_(backend), times_(times) {}
+
+  absl::string_view name() const override { return backend_.name(); }
+  std::string description() const override { return backend_.description(); }
+  absl::StatusOr<void*> Allocate(size_t bytes) override { return backend_.Allocate(bytes); }
+  void Free(void* memory) override { backend_.Free(memory); }
+  absl::StatusOr<kernels::Stream> CreateStream() override { return backend_.CreateStream(); }
+  void DestroyStream(kernels::Stream stream) override { backend_.DestroyStream(stream); }
+  absl::Status Synchronize(kernels::Stream stream) override;
+  void CopyToHost(kernels::Stream stream, void* host, const void* device, size_t bytes) override;
+  void CopyFromHost(kernels::Stream stream, void* device, const void* host, size_t bytes) override;
+  void MeanOverRanks(kernels::Stream stream, const kernels::MeanArgs& args) override;
+  void Lookahead(kernels::Stream stream, const kernels::LookaheadArgs& args) override;
+  void MuonCommit(kernels::Stream stream, const kernels::MuonCommitArgs& args) override;
+  void Adamw(kernels::Stream stream, const kernels::AdamwArgs& args) override;
+  void Publish(kernels::Stream stream, const float* from, Dtype dtype, void* to,
+               int64_t count) override;
+  absl::StatusOr<std::unique_ptr<kernels::NewtonSchulz>> MakeNewtonSchulz(
+      const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols) override;
+
+ private:
+  kernels::Backend& backend_;
+  Times& times_;
+};
+
+}  // namespace dmuon::bench
+
+#endif  // DMUON_TESTS_BENCHMARK_TIMING_BACKEND_H_
