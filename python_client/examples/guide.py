@@ -1,16 +1,17 @@
-"""The training guide's script on a small model: three lines of dmuon around a plain FSDP2 loop.
+"""The training guide's script, word for word, around a small model and made-up data.
 
-    torchrun --nproc-per-node 2 python_client/examples/guide.py [--z2] [--steps 10]
+    torchrun --nproc-per-node 2 python_client/examples/guide.py
 """
 
-import argparse
-from types import SimpleNamespace
-
 import torch, torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 import dmuon
+
+import hashlib
+from types import SimpleNamespace
+
+from torch import nn
 
 
 class Layer(nn.Module):
@@ -39,36 +40,27 @@ class Model(nn.Module):
         return SimpleNamespace(loss=nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()))
 
 
-arguments = argparse.ArgumentParser(description=__doc__)
-arguments.add_argument("--z2", action="store_true", help="keep the weights in memory after forward")
-arguments.add_argument("--steps", type=int, default=10)
-arguments = arguments.parse_args()
-
 device_type = "cpu"
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = Model()
+# Sequences that count up, from random beginnings; each rank has its own.
 generator = torch.Generator().manual_seed(dist.get_rank())
-pattern = torch.arange(33)
-data = [
-    (pattern + torch.randint(0, 256, (8, 1), generator=generator)) % 256 for _ in range(arguments.steps)
-]  # sequences that count up, from random beginnings: each rank has its own
+data = [(torch.arange(33) + torch.randint(0, 256, (8, 1), generator=generator)) % 256 for _ in range(10)]
 
 mesh = init_device_mesh(device_type, (dist.get_world_size(),))
-assignment = dmuon.dedicate_params(
-    model,
-    mesh,
-    predicate=lambda n, p: "proj" in n and p.ndim == 2,
-    reshard_after_forward=not arguments.z2,
-)
+assignment = dmuon.dedicate_params(model, mesh, predicate=lambda n, p: "proj" in n and p.ndim == 2)
 for layer in model.layers: fully_shard(layer, mesh=mesh)
 fully_shard(model, mesh=mesh)                       # skips dedicated parameters by itself
 optimizer = dmuon.Muon(model, lr=0.02, adamw_lr=1e-3)
 for batch in data:
     optimizer.zero_grad(); loss = model(batch).loss; loss.backward(); optimizer.step()
-    loss = loss.detach()
-    dist.all_reduce(loss)
+    mean = loss.detach()
+    dist.all_reduce(mean)
     if dist.get_rank() == 0:
-        print(f"loss {loss.item() / dist.get_world_size():.4f}")
+        print(f"loss {mean.item() / dist.get_world_size():.4f}")
 
+weights = dmuon.get_model_state_dict(model)  # on rank 0
+if dist.get_rank() == 0:
+    print("weights", hashlib.sha256(b"".join(w.numpy().tobytes() for w in weights.values())).hexdigest()[:16])
 dist.destroy_process_group()

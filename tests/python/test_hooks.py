@@ -10,9 +10,10 @@ from collections import OrderedDict
 import pytest
 import torch
 import torch.distributed as dist
-from support.models import batches, close, dedicate, make, projections, shard
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from support.models import batches, close, dedicate, make, projections, shard
 
 WIDTH, VOCABULARY = 16, 23
 
@@ -217,7 +218,7 @@ def one_name(name, parameter):
 
 
 def reference_gradients(model, micros, world_size):
-    """Mean over the ranks of each micro-batch's gradients, by name. `micros`: for each, whether it is summed here first."""
+    """Mean over the ranks of each micro-batch's gradients, by name. `micros`: (ids, reduced at once?)."""
     total = {}
     local = {}
     for ids, sync in micros:

@@ -5,9 +5,10 @@ import hashlib
 import numpy as np
 import pytest
 import torch
+from torch import nn
+
 from support import reference
 from support.models import batches, close, dedicate, make, projections, shard, weights
-from torch import nn
 
 STEPS = 20
 LR = 0.02
@@ -60,7 +61,7 @@ class Llama(nn.Module):
         return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
 
 
-DATA = dict(size=16, length=13)
+DATA = {"size": 16, "length": 13}
 
 
 def reference_run(record=None):

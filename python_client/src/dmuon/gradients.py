@@ -142,7 +142,7 @@ class GradientCollector:
             self._session.end_backward()
 
     def begin_generation(self) -> None:
-        """After a step."""
+        """After a step, also one that failed for all ranks: the daemon has dropped the gradients."""
         self.sent = False
 
     def drop(self) -> None:
@@ -157,4 +157,8 @@ class GradientCollector:
         self._callback_task = -1
         if self.sent:
             self.sent = False
+            # Another rank may still be in its backward and wait for a window that this rank's owner has not read yet;
+            # after the discard it would not be read at all.
+            for boundary in self._ctx.boundaries:
+                self._session.wait_grad_writable(boundary.index)
             self._session.discard()

@@ -206,8 +206,12 @@ class Muon(torch.optim.Optimizer):
                 beta2=float(beta2),
                 eps=float(group.get("eps", 0.0)),
             )
-        result = ctx.session.step(found_inf=found_inf)
-        ctx.gradients.begin_generation()
+        generation = ctx.session.generation
+        try:
+            result = ctx.session.step(found_inf=found_inf)
+        finally:
+            if ctx.session.generation != generation:
+                ctx.gradients.begin_generation()
         ctx.weights.after_step()
         ctx.arena_check.accept()
         self._steps += 1

@@ -14,7 +14,7 @@ void ThrowIfError(const absl::Status& status) {
   if (status.ok()) return;
   const std::string message(status.message());
   nb::object error = nb::module_::import_("dmuon.errors")
-                         .attr("from_status")(static_cast<int>(status.code()), message);
+                         .attr("from_status")(static_cast<int>(status.code()), message.c_str());
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
   throw nb::python_error();
 }

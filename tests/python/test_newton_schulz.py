@@ -1,0 +1,71 @@
+"""Newton-Schulz in process, against the exact polynomial in float64."""
+
+import dmuon
+import numpy as np
+import pytest
+import torch
+
+from support import reference
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (24, 96), (96, 24), (1, 7), (7, 1), (129, 65)])
+@pytest.mark.parametrize("function", [dmuon.gram_newton_schulz, dmuon.direct_newton_schulz])
+def test_fp32_is_within_the_contract(function, shape):
+    g = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    before = g.clone()
+    out = function(g, deterministic=True)
+    assert reference.relative(out, reference.newton_schulz(g.numpy())) <= 1e-5
+    assert torch.equal(g, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_dtype_shape_and_strides(dtype):
+    g = torch.randn(3, 20, 30, generator=torch.Generator().manual_seed(1)).to(dtype)
+    out = dmuon.newton_schulz(g)
+    assert out.dtype == dtype and out.shape == g.shape
+    for one, matrix in zip(out, g, strict=True):
+        assert reference.relative(one.float(), reference.newton_schulz(matrix.float().numpy())) <= 2e-2
+    assert torch.equal(dmuon.newton_schulz(g.transpose(1, 2).contiguous().transpose(1, 2)), out)
+
+
+def test_steps_coefficients_and_scale():
+    g = torch.randn(16, 40, generator=torch.Generator().manual_seed(2))
+    you = dmuon.gram_newton_schulz(g, coefficients=dmuon.YOU_COEFFICIENTS, deterministic=True)
+    assert reference.relative(you, reference.newton_schulz(g.numpy(), coefficients=dmuon.YOU_COEFFICIENTS)) <= 1e-4
+    three = dmuon.direct_newton_schulz(g, steps=3, deterministic=True)
+    assert reference.relative(three, reference.newton_schulz(g.numpy(), steps=3)) <= 1e-5
+    assert reference.relative(dmuon.newton_schulz(g * 1e-30), dmuon.newton_schulz(g)) <= 1e-2
+    assert not dmuon.newton_schulz(torch.zeros(3, 4)).any()
+    assert np.allclose(dmuon.POLAR_EXPRESS_COEFFICIENTS, reference.POLAR_EXPRESS, rtol=1e-15)
+
+
+def test_what_it_refuses():
+    with pytest.raises(ValueError, match="matrix"):
+        dmuon.newton_schulz(torch.zeros(3))
+    with pytest.raises(ValueError, match="singular value"):
+        dmuon.newton_schulz(torch.randn(4, 4), coefficients=[(5.0, -1.0, 4.0)] * 5)
+    with pytest.raises(NotImplementedError, match="eps"):
+        dmuon.newton_schulz(torch.randn(4, 4), eps=1e-3)
+    with pytest.raises(ValueError, match="rows"):
+        dmuon.NewtonSchulz(coefficients=[(1.0, 2.0)])
+    with pytest.raises(ValueError, match="expected one of"):
+        dmuon.NewtonSchulz(kernel="magic")
+    with pytest.raises(RuntimeError, match="needs a GPU; available here: auto, cublas, cpu"):
+        dmuon.NewtonSchulz(kernel="quack")
+    with pytest.raises(NotImplementedError, match="compile"):
+        dmuon.NewtonSchulz(kernel="compile")
+
+
+def test_the_environment_counts_only_for_auto(monkeypatch):
+    monkeypatch.setenv("DMUON_NS_KERNEL", "cpu")
+    assert dmuon.NewtonSchulz().kernel == "cpu"
+    monkeypatch.setenv("DMUON_NS_KERNEL", "magic")
+    with pytest.raises(ValueError):
+        dmuon.NewtonSchulz()
+    assert dmuon.NewtonSchulz(kernel="cpu").kernel == "cpu"
+
+
+def test_it_says_what_it_runs_on():
+    assert dmuon.get_ns_backend().startswith("Gram NS · kernel=cpu (")
+    assert dmuon.get_backend_status()["auto_choice"] == "cpu"
+    assert repr(dmuon.NewtonSchulz()) == "NewtonSchulz(backend='gram', kernel='auto', coefficients=polar_express)"
