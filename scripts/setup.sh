@@ -18,7 +18,7 @@ done
 PACKAGES=(
   g++ cmake ninja-build ccache pkg-config git ca-certificates
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev
-  libspdlog-dev libyaml-cpp-dev libcli11-dev nlohmann-json3-dev
+  libyaml-cpp-dev libcli11-dev nlohmann-json3-dev
   libgtest-dev libgmock-dev
   python3 python3-dev python3-venv
   clang-format clang-tidy shellcheck systemd

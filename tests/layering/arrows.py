@@ -41,7 +41,6 @@ CONFINED: dict[str, list[str]] = {
     r"cublas": ["kernels/cuda"],
     r"cuda": ["kernels/cuda", "server/memory/cuda_", "client/cuda_"],
     r"yaml-cpp/": ["server/daemon", "client/ctl"],
-    r"spdlog/": ["base", "server/daemon"],
     r"CLI/": ["server/main", "server/daemon", "client/ctl"],
     r"nlohmann/": ["server/daemon", "client/ctl"],
     r"nanobind/": ["python_client"],
