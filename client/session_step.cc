@@ -93,7 +93,8 @@ absl::Status Session::WaitWeights(int boundary) {
   RETURN_IF_ERROR(s.CheckStarted());
   RETURN_IF_ERROR(CheckBoundary(s, boundary));
   const auto& version = s.page.boundary(static_cast<uint32_t>(boundary)).weights_version;
-  const auto& all = s.page.header().done_step;  // speaks for boundaries that carry no parameter, too
+  const auto& all =
+      s.page.header().done_step;  // speaks for boundaries that carry no parameter, too
   const uint64_t wanted = s.step;
   return s.Wait([&] {
     return version.load(std::memory_order_acquire) >= wanted ||

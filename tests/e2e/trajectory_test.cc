@@ -57,6 +57,7 @@ class Trajectory : public E2eTest {
     }
     const absl::Status trained = TrainAll(ranks, kSteps);
     EXPECT_TRUE(trained.ok()) << trained;
+    forms_ = ranks[0]->session().LastProfile()->forms;
     std::vector<std::vector<float>> weights;
     for (const client::Parameter& p : ranks[0]->parameters()) {
       auto values = ranks[0]->Read(p.name, client::StateKind::kWeight);
@@ -65,6 +66,8 @@ class Trajectory : public E2eTest {
     }
     return weights;
   }
+  std::string forms_;  // of the last run
+
   static void ExpectNear(const std::vector<std::vector<float>>& weights, int world, double bound) {
     const auto parameters = SmallTable({}, 0).parameters;
     ASSERT_EQ(weights.size(), parameters.size());
@@ -85,6 +88,7 @@ TEST_F(Trajectory, GramFollowsFloat64) {
   client::OptimizerOptions gram = SmallOptimizer();
   gram.newton_schulz.form = client::NsForm::kGram;
   ExpectNear(Run({.job = "gram", .world = 2}, gram), 2, 1e-4);
+  EXPECT_EQ(forms_, "gram 2, direct 0");
 }
 
 TEST_F(Trajectory, WindowsGiveTheBitsOfResidentWeights) {
