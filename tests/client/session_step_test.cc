@@ -148,6 +148,28 @@ TEST_F(SessionStepTest, ASkippedStepCountsAndSaysSo) {
   EXPECT_EQ(session_->step(), 1u);
 }
 
+TEST_F(SessionStepTest, AClipNormOfNoSenseIsRefusedAndNothingIsSent) {
+  for (double max_norm :
+       {-1.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_EQ(session_->Step({.max_norm = max_norm}).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+  EXPECT_EQ(PopNow(), std::nullopt);
+}
+
+TEST_F(SessionStepTest, AStepThatWasRefusedOutOfOrderKeepsItsGeneration) {
+  ASSERT_TRUE(session_->Ready(0).ok());
+  Pop();
+  const auto refused =
+      With([&] { AnswerStep(Pop(), 1, absl::FailedPreconditionError("step id: expected 9"), 0); },
+           [&] { return session_->Step({}); });
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(session_->Ready(0).ok());
+  const Record ready = Pop();
+  EXPECT_EQ(ready.generation, 1u);
+  EXPECT_EQ(ready.micro, 1u);
+}
+
 TEST_F(SessionStepTest, AFailedStepKeepsItsIdAndBeginsANewGeneration) {
   session_->SetPresent(2);
   ASSERT_TRUE(session_->Ready(0).ok());
