@@ -5,12 +5,14 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/newton_schulz/coefficients.h"
 #include "kernels/newton_schulz/newton_schulz.h"
+#include "tests/benchmark/peak.h"
 
 namespace {
 
@@ -76,6 +78,28 @@ const char* ns_kernel(void* plan) { return static_cast<Plan*>(plan)->kernel.c_st
 void ns_run(void* plan, const float* in, float* out) {
   auto* made = static_cast<Plan*>(plan);
   made->newton_schulz->Run({}, in, out, made->workspace);
+}
+
+// The kernel that the processor runs best, and its description.
+int ns_best_kernel(char* name, int size) {
+  const auto table = kernels::cpu::FindKernels("");
+  if (!table.ok()) return Failed(table.status());
+  std::strncpy(name, (*table)->name, size);
+  return 0;
+}
+
+// FLOP/s of `threads` cores at once.
+double ns_peak(const char* kernel, int bf16, int threads) {
+  std::vector<double> peaks(threads);
+  std::vector<std::thread> others;
+  for (int i = 1; i < threads; ++i) {
+    others.emplace_back([&, i] { peaks[i] = dmuon::PeakFlops(kernel, bf16 != 0); });
+  }
+  peaks[0] = dmuon::PeakFlops(kernel, bf16 != 0);
+  for (std::thread& other : others) other.join();
+  double sum = 0;
+  for (double peak : peaks) sum += peak;
+  return sum;
 }
 
 }  // extern "C"
