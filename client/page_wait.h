@@ -14,9 +14,6 @@ namespace dmuon::client {
 // What the page says about its session: OK, or why nothing will be answered any more.
 absl::Status PageStatus(const wire::ControlPage& page);
 
-// How often a waiting thread looks at more than the page.
-inline constexpr absl::Duration kLookEvery = absl::Milliseconds(100);
-
 // Returns OK once `done` is true, whatever else happened. UNAVAILABLE: the daemon died, or the
 // session failed or was closed under us; CANCELLED: interrupted. `done` reads words that the daemon
 // writes before it rings; where it does

@@ -1,8 +1,9 @@
 #include "client/rpc_call.h"
 
-#include <chrono>
-
 namespace dmuon::client {
+
+RpcCall::RpcCall(std::function<absl::Status()> look)
+    : look_(std::move(look)), next_look_(absl::Now() + kLookEvery) {}
 
 RpcCall::~RpcCall() {
   // Every queue must be drained before it goes; an operation still under way ends with the cancel.
@@ -14,19 +15,25 @@ RpcCall::~RpcCall() {
   }
 }
 
+// A stream that never pauses must be left as quickly as one that never speaks, so the clock decides when to look.
+void RpcCall::LookAtTimes() {
+  const absl::Time now = absl::Now();
+  if (!ended_by_look_.ok() || now < next_look_) return;
+  next_look_ = now + kLookEvery;
+  ended_by_look_ = look_();
+  if (!ended_by_look_.ok()) context_.TryCancel();
+}
+
 bool RpcCall::Next() {
   for (;;) {
+    LookAtTimes();
     void* tag;
     bool ok;
-    switch (queue_.AsyncNext(&tag, &ok,
-                             std::chrono::system_clock::now() + std::chrono::milliseconds(100))) {
+    switch (queue_.AsyncNext(&tag, &ok, absl::ToChronoTime(absl::Now() + kLookEvery))) {
       case grpc::CompletionQueue::GOT_EVENT: return ok;
       case grpc::CompletionQueue::SHUTDOWN: return false;
       case grpc::CompletionQueue::TIMEOUT: break;
     }
-    if (!ended_by_look_.ok()) continue;
-    ended_by_look_ = look_();
-    if (!ended_by_look_.ok()) context_.TryCancel();
   }
 }
 

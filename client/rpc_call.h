@@ -18,10 +18,13 @@
 
 namespace dmuon::client {
 
+// How often a waiting thread looks at more than what it waits for.
+inline constexpr absl::Duration kLookEvery = absl::Milliseconds(100);
+
 class RpcCall {
  public:
-  // `look` is asked about ten times a second; the first error that it returns cancels the call.
-  explicit RpcCall(std::function<absl::Status()> look) : look_(std::move(look)) {}
+  // `look` is asked every kLookEvery; the first error that it returns cancels the call.
+  explicit RpcCall(std::function<absl::Status()> look);
   ~RpcCall();
   RpcCall(const RpcCall&) = delete;
   RpcCall& operator=(const RpcCall&) = delete;
@@ -38,7 +41,10 @@ class RpcCall {
   absl::Status Result(const grpc::Status& status) const;
 
  private:
+  void LookAtTimes();
+
   const std::function<absl::Status()> look_;
+  absl::Time next_look_;
   absl::Status ended_by_look_;
   grpc::ClientContext context_;
   grpc::CompletionQueue queue_;

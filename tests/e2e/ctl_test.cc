@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -102,6 +103,25 @@ TEST_F(Ctl, WatchFollowsStepsAndCtrlCEndsItWith130) {
   EXPECT_EQ(watch.ReadAll(), "");
   EXPECT_EQ(watch.Wait(), 130);
   EXPECT_TRUE(TrainAll(ranks, 1).ok());
+}
+
+TEST_F(Ctl, CtrlCIsHeardWhileStepsPourIn) {
+  auto ranks = StartAll(endpoint(), {.job = "busy"});
+  ChildProcess watch = Run({"steps", "busy", "--watch"});
+  ASSERT_TRUE(watch.ReadLine().has_value());  // the header: it is listening
+  std::atomic<bool> over{false};
+  absl::Status trained;
+  std::thread training([&] {
+    while (!over && trained.ok()) trained = TrainAll(ranks, 1);
+  });
+  for (int i = 0; i < 20; ++i) watch.ReadLine();
+  watch.Signal(SIGINT);
+  std::thread reader([&] { watch.ReadAll(); });
+  EXPECT_EQ(watch.Wait(), 130);
+  reader.join();
+  over = true;
+  training.join();
+  EXPECT_TRUE(trained.ok()) << trained;
 }
 
 TEST_F(Ctl, ExitCodesAreTheDocumentedOnes) {
