@@ -38,22 +38,27 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(int device) {
     return absl::UnavailableError(absl::StrCat("CUDA device ", device, " of ", count));
   }
   cudaDeviceProp properties = {};
-  RETURN_IF_ERROR(ToStatus(cudaGetDeviceProperties(&properties, device), "reading the device's properties"));
+  RETURN_IF_ERROR(
+      ToStatus(cudaGetDeviceProperties(&properties, device), "reading the device's properties"));
   if (properties.major < kLeastMajor) {
-    return absl::UnavailableError(absl::StrCat(properties.name, " has compute capability ", properties.major, ".",
-                                               properties.minor, ", expected ", kLeastMajor, ".0 or newer"));
+    return absl::UnavailableError(absl::StrCat(properties.name, " has compute capability ",
+                                               properties.major, ".", properties.minor,
+                                               ", expected ", kLeastMajor, ".0 or newer"));
   }
   RETURN_IF_ERROR(ToStatus(cudaSetDevice(device), absl::StrCat("opening ", properties.name)));
-  RETURN_IF_ERROR(ToStatus(cudaFree(nullptr), absl::StrCat("opening ", properties.name)));  // makes the context
+  RETURN_IF_ERROR(
+      ToStatus(cudaFree(nullptr), absl::StrCat("opening ", properties.name)));  // makes the context
   ASSIGN_OR_RETURN(std::unique_ptr<LtContext> context, LtContext::Create(device));
   int driver = 0;
   int runtime = 0;
   (void)cudaDriverGetVersion(&driver);
   (void)cudaRuntimeGetVersion(&runtime);
-  std::string description = absl::StrCat("cuda: ", properties.name, " (sm_", properties.major, properties.minor,
-                                         "), driver ", driver / 1000, ".", driver % 1000 / 10, ", runtime ",
-                                         runtime / 1000, ".", runtime % 1000 / 10, ", cuBLASLt ", cublasLtGetVersion());
-  return std::unique_ptr<CudaBackend>(new CudaBackend(device, std::move(description), std::move(context)));
+  std::string description =
+      absl::StrCat("cuda: ", properties.name, " (sm_", properties.major, properties.minor,
+                   "), driver ", driver / 1000, ".", driver % 1000 / 10, ", runtime ",
+                   runtime / 1000, ".", runtime % 1000 / 10, ", cuBLASLt ", cublasLtGetVersion());
+  return std::unique_ptr<CudaBackend>(
+      new CudaBackend(device, std::move(description), std::move(context)));
 }
 
 absl::StatusOr<void*> CudaBackend::Allocate(size_t bytes) {
@@ -86,8 +91,8 @@ void CudaBackend::MeanOverRanks(Stream stream, const kernels::MeanArgs& args) {
   StreamState& state = Of(stream);
   MeanParams p;
   if (args.inputs.size() > static_cast<size_t>(kMaxInputs)) {
-    state.Note(absl::InvalidArgumentError(
-        absl::StrCat("a mean of ", args.inputs.size(), " ranks on one device, expected at most ", kMaxInputs)));
+    state.Note(absl::InvalidArgumentError(absl::StrCat(
+        "a mean of ", args.inputs.size(), " ranks on one device, expected at most ", kMaxInputs)));
     return;
   }
   for (const void* input : args.inputs) p.inputs.at[p.inputs.count++] = input;
@@ -152,9 +157,9 @@ absl::StatusOr<std::unique_ptr<kernels::NewtonSchulz>> CudaBackend::MakeNewtonSc
   return MakeTuned(options, {}, rows, cols);
 }
 
-absl::StatusOr<std::unique_ptr<CudaNewtonSchulz>> CudaBackend::MakeTuned(const kernels::NewtonSchulzOptions& options,
-                                                                         const NewtonSchulzTuning& tuning,
-                                                                         int64_t rows, int64_t cols) {
+absl::StatusOr<std::unique_ptr<CudaNewtonSchulz>> CudaBackend::MakeTuned(
+    const kernels::NewtonSchulzOptions& options, const NewtonSchulzTuning& tuning, int64_t rows,
+    int64_t cols) {
   absl::MutexLock lock(&planning_);
   return PlanOnCuda(*context_, cuts_, options, tuning, rows, cols);
 }

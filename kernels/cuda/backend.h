@@ -13,7 +13,7 @@
 
 namespace dmuon::cuda {
 
-class CudaBackend final : public kernels::Backend {
+class CudaBackend : public kernels::Backend {
  public:
   // UNAVAILABLE: no driver, no such device, or one that this library has no code for.
   static absl::StatusOr<std::unique_ptr<CudaBackend>> Create(int device);
@@ -33,14 +33,15 @@ class CudaBackend final : public kernels::Backend {
   void Lookahead(kernels::Stream stream, const kernels::LookaheadArgs& args) override;
   void MuonCommit(kernels::Stream stream, const kernels::MuonCommitArgs& args) override;
   void Adamw(kernels::Stream stream, const kernels::AdamwArgs& args) override;
-  void Publish(kernels::Stream stream, const float* from, Dtype dtype, void* to, int64_t count) override;
+  void Publish(kernels::Stream stream, const float* from, Dtype dtype, void* to,
+               int64_t count) override;
 
-  absl::StatusOr<std::unique_ptr<kernels::NewtonSchulz>> MakeNewtonSchulz(const kernels::NewtonSchulzOptions& options,
-                                                                          int64_t rows, int64_t cols) override;
-  // The same with choices forced. For measurements.
-  absl::StatusOr<std::unique_ptr<CudaNewtonSchulz>> MakeTuned(const kernels::NewtonSchulzOptions& options,
-                                                              const NewtonSchulzTuning& tuning, int64_t rows,
-                                                              int64_t cols);
+  absl::StatusOr<std::unique_ptr<kernels::NewtonSchulz>> MakeNewtonSchulz(
+      const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols) override;
+  // The same with choices forced. For measurements, which reach it through a loaded library: hence virtual.
+  virtual absl::StatusOr<std::unique_ptr<CudaNewtonSchulz>> MakeTuned(
+      const kernels::NewtonSchulzOptions& options, const NewtonSchulzTuning& tuning, int64_t rows,
+      int64_t cols);
 
  private:
   CudaBackend(int device, std::string description, std::unique_ptr<LtContext> context)

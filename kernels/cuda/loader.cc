@@ -27,8 +27,10 @@ std::string Executable() {
 
 std::string ThisLibrary() {
   Dl_info info = {};
-  return dladdr(reinterpret_cast<const void*>(&ModulePlaces), &info) != 0 && info.dli_fname != nullptr ? info.dli_fname
-                                                                                                        : "";
+  return dladdr(reinterpret_cast<const void*>(&ModulePlaces), &info) != 0 &&
+                 info.dli_fname != nullptr
+             ? info.dli_fname
+             : "";
 }
 
 absl::StatusOr<ModuleEntry> Open(absl::Span<const std::string> places) {
@@ -38,12 +40,15 @@ absl::StatusOr<ModuleEntry> Open(absl::Span<const std::string> places) {
     // All symbols now, so that a CUDA library of another version is found here and not inside a step; and none of them for
     // others, so that the process's own CUDA libraries stay its own.
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) return absl::UnavailableError(absl::StrCat("cannot load ", kModuleFile, ": ", dlerror()));
+    if (library == nullptr)
+      return absl::UnavailableError(absl::StrCat("cannot load ", kModuleFile, ": ", dlerror()));
     void* entry = dlsym(library, kModuleEntry);
-    if (entry == nullptr) return absl::FailedPreconditionError(absl::StrCat(path, " has no ", kModuleEntry));
+    if (entry == nullptr)
+      return absl::FailedPreconditionError(absl::StrCat(path, " has no ", kModuleEntry));
     return reinterpret_cast<ModuleEntry>(entry);
   }
-  return absl::UnavailableError(absl::StrCat("no ", kModuleFile, " in ", absl::StrJoin(places, ", ")));
+  return absl::UnavailableError(
+      absl::StrCat("no ", kModuleFile, " in ", absl::StrJoin(places, ", ")));
 }
 
 }  // namespace
@@ -59,9 +64,12 @@ std::vector<std::string> ModulePlaces() {
   return places;
 }
 
-absl::StatusOr<std::unique_ptr<kernels::Backend>> LoadBackend(int device) { return LoadBackend(device, ModulePlaces()); }
+absl::StatusOr<std::unique_ptr<kernels::Backend>> LoadBackend(int device) {
+  return LoadBackend(device, ModulePlaces());
+}
 
-absl::StatusOr<std::unique_ptr<kernels::Backend>> LoadBackend(int device, absl::Span<const std::string> places) {
+absl::StatusOr<std::unique_ptr<kernels::Backend>> LoadBackend(
+    int device, absl::Span<const std::string> places) {
   ASSIGN_OR_RETURN(const ModuleEntry open, Open(places));
   int code = static_cast<int>(absl::StatusCode::kInternal);
   char why[512] = {};

@@ -20,7 +20,8 @@ std::vector<std::string> ModulePlaces();
 // UNAVAILABLE, and why: no such file, a CUDA library that it needs is missing, no driver, no device.
 // FAILED_PRECONDITION: a library of another build.
 absl::StatusOr<std::unique_ptr<kernels::Backend>> LoadBackend(int device);
-absl::StatusOr<std::unique_ptr<kernels::Backend>> LoadBackend(int device, absl::Span<const std::string> places);
+absl::StatusOr<std::unique_ptr<kernels::Backend>> LoadBackend(int device,
+                                                              absl::Span<const std::string> places);
 
 }  // namespace dmuon::cuda
 

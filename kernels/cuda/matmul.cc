@@ -114,9 +114,15 @@ absl::Status Matmul::ChooseAlgorithm(const MeasuringGround* ground) {
   }
   cublasLtMatmulPreference_t preference = nullptr;
   RETURN_IF_ERROR(ToStatus(cublasLtMatmulPreferenceCreate(&preference), "asking for algorithms"));
-  const size_t workspace = kMostWorkspace;
-  (void)cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                             &workspace, sizeof(workspace));
+  const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+    (void)cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value));
+  };
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kMostWorkspace});
+  // The library takes 256 for granted; blocks of a matrix start at multiples of 64 elements.
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, shape_.alignment);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape_.alignment);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, shape_.alignment_d);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, shape_.alignment_d);
   cublasLtMatmulHeuristicResult_t found[kCandidates] = {};
   int count = 0;
   const cublasStatus_t asked =

@@ -10,7 +10,8 @@ namespace dmuon::cuda {
 // largest magnitude first, as docs/numerics.md has it, is the same factor and needs no second pass.
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads)
-    NormalizationKernel(const float* in, int64_t count, int exponent, ReductionScratch scratch, Normalization* result) {
+    NormalizationKernel(const float* in, int64_t count, int exponent, ReductionScratch scratch,
+                        Normalization* result) {
   double squares = 0;
   float max = 0;
   for (int64_t tile = blockIdx.x; tile * kTile < count; tile += gridDim.x) {
@@ -33,7 +34,8 @@ __global__ void __launch_bounds__(kThreads)
   const double sum = SumPartials(scratch.partials);
   float largest = 0;
   for (unsigned i = threadIdx.x; i < gridDim.x; i += kThreads) {
-    largest = fmaxf(largest, static_cast<float>(*static_cast<const volatile double*>(scratch.partials + kMaxBlocks + i)));
+    largest = fmaxf(largest, static_cast<float>(*static_cast<const volatile double*>(
+                                 scratch.partials + kMaxBlocks + i)));
   }
   largest = BlockMax(largest);
   if (threadIdx.x != 0) return;
@@ -54,7 +56,8 @@ constexpr int kTileQuads = kThreads * kQuads;
 // A quad is four columns of one row; their number is below 2^32. Rows beyond shape.rows and columns beyond shape.cols are zeros.
 template <typename T, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
-    NormalizeKernel(const float* from, const Normalization* by, const __grid_constant__ PaddedShape shape, T* to) {
+    NormalizeKernel(const float* from, const Normalization* by,
+                    const __grid_constant__ PaddedShape shape, T* to) {
   const Normalization n = *by;
   const uint32_t quads = static_cast<uint32_t>(shape.padded_cols / 4);
   const int64_t total = shape.padded_rows * quads;
@@ -92,7 +95,8 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t quad = tile * kTileQuads + u * kThreads + threadIdx.x;
       if (quad >= total) continue;
       const int64_t row = static_cast<uint32_t>(quad) / quads;
-      x[u] = LoadQuad<true>(from + row * shape.padded_cols, (quad - row * quads) * 4, shape.padded_cols);
+      x[u] = LoadQuad<true>(from + row * shape.padded_cols, (quad - row * quads) * 4,
+                            shape.padded_cols);
     }
 #pragma unroll
     for (int u = 0; u < kQuads; ++u) {
@@ -116,7 +120,8 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ T tile[kMirrorTile][kMirrorTile + 2];
   // blockIdx.x = row (row + 1) / 2 + column, column <= row; the root may be off by one through rounding.
   const int64_t number = blockIdx.x;
-  int64_t row = static_cast<int64_t>((sqrtf(8.0f * static_cast<float>(number) + 1.0f) - 1.0f) / 2.0f);
+  int64_t row =
+      static_cast<int64_t>((sqrtf(8.0f * static_cast<float>(number) + 1.0f) - 1.0f) / 2.0f);
   while (row * (row + 1) / 2 > number) --row;
   while ((row + 1) * (row + 2) / 2 <= number) ++row;
   const int64_t col = number - row * (row + 1) / 2;
@@ -128,7 +133,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int pack = threadIdx.x; pack < kMirrorTile * kPacks; pack += kThreads) {
     const int c = pack / kPacks;
     const int r = pack % kPacks * 4;
-    const Packed<T> in = *reinterpret_cast<const Packed<T>*>(matrix + (col0 + c) * order + row0 + r);
+    const Packed<T> in = LoadPacked(matrix + (col0 + c) * order + row0 + r);
 #pragma unroll
     for (int i = 0; i < 4; ++i) tile[c][r + i] = in.at[i];
   }
@@ -144,7 +149,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     T* to = matrix + (row0 + r) * order + col0 + c;
     if (row != col) {
-      *reinterpret_cast<Packed<T>*>(to) = out;
+      StorePacked(to, out);
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -158,16 +163,17 @@ __global__ void __launch_bounds__(kThreads)
         const float add = row0 + r == col0 + c + i ? diagonal : 0.0f;
         sum.at[i] = FromFloat<T>(scale * ToFloat(out.at[i]) + add);
       }
-      *reinterpret_cast<Packed<T>*>(shifted + (row0 + r) * order + col0 + c) = sum;
+      StorePacked(shifted + (row0 + r) * order + col0 + c, sum);
     }
   }
-  for (int pack = threadIdx.x; kShift && row != col && pack < kMirrorTile * kPacks; pack += kThreads) {
+  for (int pack = threadIdx.x; kShift && row != col && pack < kMirrorTile * kPacks;
+       pack += kThreads) {
     const int c = pack / kPacks;
     const int r = pack % kPacks * 4;
     Packed<T> sum;
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum.at[i] = FromFloat<T>(scale * ToFloat(tile[c][r + i]));
-    *reinterpret_cast<Packed<T>*>(shifted + (col0 + c) * order + row0 + r) = sum;
+    StorePacked(shifted + (col0 + c) * order + row0 + r, sum);
   }
 }
 
@@ -175,7 +181,8 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads) FillKernel(T* to, int64_t count, uint32_t seed) {
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count;
        i += static_cast<int64_t>(gridDim.x) * kThreads) {
-    uint32_t x = static_cast<uint32_t>(i) * 2654435761u ^ (static_cast<uint32_t>(i >> 32) + seed) * 2246822519u;
+    uint32_t x = static_cast<uint32_t>(i) * 2654435761u ^
+                 (static_cast<uint32_t>(i >> 32) + seed) * 2246822519u;
     x ^= x >> 15;
     x *= 2246822519u;
     x ^= x >> 13;
@@ -187,7 +194,8 @@ __global__ void __launch_bounds__(kThreads) FillKernel(T* to, int64_t count, uin
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    DistanceKernel(const T* a, const T* b, int64_t count, ReductionScratch scratch, double* result) {
+    DistanceKernel(const T* a, const T* b, int64_t count, ReductionScratch scratch,
+                   double* result) {
   double difference = 0;
   double norm = 0;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count;

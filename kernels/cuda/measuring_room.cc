@@ -23,7 +23,8 @@ int64_t ElementBytes(Element element) { return element == Element::kF32 ? 4 : 2;
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<MeasuringRoom>> MeasuringRoom::Create(int device, Element element, size_t bytes) {
+absl::StatusOr<std::unique_ptr<MeasuringRoom>> MeasuringRoom::Create(int device, Element element,
+                                                                     size_t bytes) {
   auto room = std::unique_ptr<MeasuringRoom>(new MeasuringRoom());
   room->element_ = element;
   room->bytes_ = bytes;
@@ -34,11 +35,14 @@ absl::StatusOr<std::unique_ptr<MeasuringRoom>> MeasuringRoom::Create(int device,
   ASSIGN_OR_RETURN(room->b_, Buffer::Allocate(device, bytes));
   ASSIGN_OR_RETURN(room->d_, Buffer::Allocate(device, result_bytes));
   ASSIGN_OR_RETURN(room->expected_, Buffer::Allocate(device, bytes));
-  ASSIGN_OR_RETURN(room->workspace_, Buffer::Allocate(device, kMostWorkspace * (1 + Lanes::kSides)));
+  ASSIGN_OR_RETURN(room->workspace_,
+                   Buffer::Allocate(device, kMostWorkspace * (1 + Lanes::kSides)));
   ASSIGN_OR_RETURN(room->result_, Buffer::Allocate(device, 2 * sizeof(double)));
   const int64_t count = static_cast<int64_t>(bytes) / ElementBytes(element);
-  RETURN_IF_ERROR(ToStatus(LaunchFill(room->stream_->get(), element, room->a_.get(), count, 1), "filling"));
-  RETURN_IF_ERROR(ToStatus(LaunchFill(room->stream_->get(), element, room->b_.get(), count, 2), "filling"));
+  RETURN_IF_ERROR(
+      ToStatus(LaunchFill(room->stream_->get(), element, room->a_.get(), count, 1), "filling"));
+  RETURN_IF_ERROR(
+      ToStatus(LaunchFill(room->stream_->get(), element, room->b_.get(), count, 2), "filling"));
   RETURN_IF_ERROR(room->MakeLanes());
   return room;
 }
@@ -54,10 +58,13 @@ absl::Status MeasuringRoom::MakeLanes() {
   lanes_.main = stream_->get();
   lanes_.workspace = workspace_.as<char>();
   lanes_.workspace_stride = kMostWorkspace;
-  RETURN_IF_ERROR(ToStatus(cudaEventCreateWithFlags(&lanes_.fork, cudaEventDisableTiming), "creating an event"));
+  RETURN_IF_ERROR(ToStatus(cudaEventCreateWithFlags(&lanes_.fork, cudaEventDisableTiming),
+                           "creating an event"));
   for (int i = 0; i < Lanes::kSides; ++i) {
-    RETURN_IF_ERROR(ToStatus(cudaEventCreateWithFlags(&lanes_.join[i], cudaEventDisableTiming), "creating an event"));
-    RETURN_IF_ERROR(ToStatus(cudaStreamCreateWithFlags(&lanes_.side[i], cudaStreamNonBlocking), "creating a stream"));
+    RETURN_IF_ERROR(ToStatus(cudaEventCreateWithFlags(&lanes_.join[i], cudaEventDisableTiming),
+                             "creating an event"));
+    RETURN_IF_ERROR(ToStatus(cudaStreamCreateWithFlags(&lanes_.side[i], cudaStreamNonBlocking),
+                             "creating a stream"));
   }
   return absl::OkStatus();
 }
@@ -76,7 +83,8 @@ MeasuringRoom::~MeasuringRoom() {
 
 // The operands that a symmetric result needs: X and X^T, or one symmetric matrix twice and once more to be added. Leaves the
 // whole product of them in expected_.
-absl::Status MeasuringRoom::PrepareOperands(LtContext& context, const SymmetricShape& shape, MatmulOperands& operands) {
+absl::Status MeasuringRoom::PrepareOperands(LtContext& context, const SymmetricShape& shape,
+                                            MatmulOperands& operands) {
   const bool square = shape.order == shape.depth && shape.transpose_a && !shape.transpose_b;
   operands.a = operands.b = a_.get();
   operands.alpha = 1 / static_cast<float>(shape.depth);
@@ -90,27 +98,34 @@ absl::Status MeasuringRoom::PrepareOperands(LtContext& context, const SymmetricS
     operands.a = operands.b = operands.c = b_.get();
     operands.alpha = operands.beta = 1;
   }
-  ASSIGN_OR_RETURN(const SymmetricProduct whole, SymmetricProduct::Create(context, shape, {Cut::kWhole, 0}, nullptr));
+  ASSIGN_OR_RETURN(const SymmetricProduct whole,
+                   SymmetricProduct::Create(context, shape, {Cut::kWhole, 0}, nullptr));
   MatmulOperands expect = operands;
   expect.d = expected_.get();
   RETURN_IF_ERROR(whole.Run(lanes_, expect));
   return stream_->Synchronize();
 }
 
-absl::StatusOr<CutMeasurement> MeasuringRoom::MeasureCut(LtContext& context, const SymmetricShape& shape, CutChoice choice,
-                                                         MatmulOperands operands, const void* expected) {
-  ASSIGN_OR_RETURN(const SymmetricProduct product, SymmetricProduct::Create(context, shape, choice, &ground_));
+absl::StatusOr<CutMeasurement> MeasuringRoom::MeasureCut(LtContext& context,
+                                                         const SymmetricShape& shape,
+                                                         CutChoice choice, MatmulOperands operands,
+                                                         const void* expected) {
+  ASSIGN_OR_RETURN(const SymmetricProduct product,
+                   SymmetricProduct::Create(context, shape, choice, &ground_));
   operands.d = d_.get();
   const int64_t count = shape.order * shape.order;
   // All ones is NaN in every element type: what a way of cutting leaves out does not pass for a result.
-  RETURN_IF_ERROR(ToStatus(
-      cudaMemsetAsync(d_.get(), 0xff, static_cast<size_t>(count * ElementBytes(element_)), lanes_.main), "poisoning"));
+  RETURN_IF_ERROR(
+      ToStatus(cudaMemsetAsync(d_.get(), 0xff, static_cast<size_t>(count * ElementBytes(element_)),
+                               lanes_.main),
+               "poisoning"));
   CutMeasurement measurement;
   measurement.choice = choice;
-  ASSIGN_OR_RETURN(measurement.milliseconds,
-                   Measure(lanes_.main, ground_.start, ground_.stop, [&] { return product.Run(lanes_, operands); }));
-  RETURN_IF_ERROR(ToStatus(LaunchDistance(lanes_.main, element_, d_.get(), expected, count, stream_->scratch(),
-                                          result_.as<double>()),
+  ASSIGN_OR_RETURN(measurement.milliseconds, Measure(lanes_.main, ground_.start, ground_.stop, [&] {
+                     return product.Run(lanes_, operands);
+                   }));
+  RETURN_IF_ERROR(ToStatus(LaunchDistance(lanes_.main, element_, d_.get(), expected, count,
+                                          stream_->scratch(), result_.as<double>()),
                            "comparing"));
   double squares[2] = {};
   stream_->CopyToHost(squares, result_.get(), sizeof(squares));
@@ -120,14 +135,16 @@ absl::StatusOr<CutMeasurement> MeasuringRoom::MeasureCut(LtContext& context, con
   return measurement;
 }
 
-absl::StatusOr<CutChoice> MeasuringRoom::BestCut(LtContext& context, CutRecord& record, const SymmetricShape& shape,
+absl::StatusOr<CutChoice> MeasuringRoom::BestCut(LtContext& context, CutRecord& record,
+                                                 const SymmetricShape& shape,
                                                  std::vector<CutMeasurement>& measured) {
   measured = record.Find(shape);
   if (measured.empty()) {
     MatmulOperands operands;
     RETURN_IF_ERROR(PrepareOperands(context, shape, operands));
     for (const CutChoice& choice : SymmetricProduct::Candidates(shape.order)) {
-      ASSIGN_OR_RETURN(CutMeasurement m, MeasureCut(context, shape, choice, operands, expected_.get()));
+      ASSIGN_OR_RETURN(CutMeasurement m,
+                       MeasureCut(context, shape, choice, operands, expected_.get()));
       measured.push_back(m);
     }
     record.Keep(shape, measured);

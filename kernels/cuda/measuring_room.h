@@ -17,7 +17,8 @@ namespace dmuon::cuda {
 class MeasuringRoom {
  public:
   // For operands of up to `bytes` each. RESOURCE_EXHAUSTED when the device has no memory to spare.
-  static absl::StatusOr<std::unique_ptr<MeasuringRoom>> Create(int device, Element element, size_t bytes);
+  static absl::StatusOr<std::unique_ptr<MeasuringRoom>> Create(int device, Element element,
+                                                               size_t bytes);
   ~MeasuringRoom();
   MeasuringRoom(const MeasuringRoom&) = delete;
   MeasuringRoom& operator=(const MeasuringRoom&) = delete;
@@ -26,15 +27,18 @@ class MeasuringRoom {
 
   // Times every way to cut the product on X X^T (or its square), compares each with the whole product, and returns the
   // fastest of those that agree. `measured` gets one entry a candidate.
-  absl::StatusOr<CutChoice> BestCut(LtContext& context, CutRecord& record, const SymmetricShape& shape,
+  absl::StatusOr<CutChoice> BestCut(LtContext& context, CutRecord& record,
+                                    const SymmetricShape& shape,
                                     std::vector<CutMeasurement>& measured);
 
  private:
   MeasuringRoom() = default;
   absl::Status MakeLanes();
-  absl::StatusOr<CutMeasurement> MeasureCut(LtContext& context, const SymmetricShape& shape, CutChoice choice,
-                                            MatmulOperands operands, const void* expected);
-  absl::Status PrepareOperands(LtContext& context, const SymmetricShape& shape, MatmulOperands& operands);
+  absl::StatusOr<CutMeasurement> MeasureCut(LtContext& context, const SymmetricShape& shape,
+                                            CutChoice choice, MatmulOperands operands,
+                                            const void* expected);
+  absl::Status PrepareOperands(LtContext& context, const SymmetricShape& shape,
+                               MatmulOperands& operands);
 
   Element element_ = Element::kF16;
   size_t bytes_ = 0;

@@ -17,7 +17,8 @@ constexpr char kModuleEntry[] = "dmuon_cuda_open";
 constexpr char kModuleFile[] = "libdmuon_cuda.so";
 
 // A backend on the device of this ordinal, owned by the caller; or null, and the absl::StatusCode and the reason.
-using ModuleEntry = kernels::Backend* (*)(uint32_t abi, int device, int* code, char* why, size_t why_bytes);
+using ModuleEntry = kernels::Backend* (*)(uint32_t abi, int device, int* code, char* why,
+                                          size_t why_bytes);
 
 }  // namespace dmuon::cuda
 

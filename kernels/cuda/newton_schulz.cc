@@ -57,7 +57,9 @@ Places Place(int64_t rows, int64_t cols, Element element) {
   p.wide = rows <= cols;
   p.order = static_cast<int64_t>(AlignUp(static_cast<uint64_t>(std::min(rows, cols)), kPad));
   p.depth = static_cast<int64_t>(AlignUp(static_cast<uint64_t>(std::max(rows, cols)), kPad));
-  p.shape = {.rows = rows, .cols = cols, .padded_rows = p.wide ? p.order : p.depth,
+  p.shape = {.rows = rows,
+             .cols = cols,
+             .padded_rows = p.wide ? p.order : p.depth,
              .padded_cols = p.wide ? p.depth : p.order};
   const size_t element_bytes = element == Element::kF32 ? 4 : 2;
   p.x_bytes = AlignUp(static_cast<size_t>(p.order * p.depth) * element_bytes, kAlign);
@@ -77,9 +79,12 @@ void Arrange(Places& p, int x_buffers, int buffers, size_t product_bytes, int la
 // The products of a plan. Every order x order product has the same shape.
 struct Products {
   SymmetricProduct gram, square;
-  Matmul apply;        // into the other X
-  Matmul apply_final;  // into the output, fp32
+  Matmul apply;                       // into the other X
+  std::optional<Matmul> apply_final;  // into the output, fp32, where its rows are aligned
 };
+
+constexpr int64_t kOutputAlignment =
+    16;  // bytes, of address and rows, for products to write the output themselves
 
 // Streams and events of a recording: two groups of lanes.
 class RecordingStreams {
@@ -87,11 +92,13 @@ class RecordingStreams {
   static absl::StatusOr<std::unique_ptr<RecordingStreams>> Create(size_t operations) {
     auto streams = std::make_unique<RecordingStreams>();
     for (cudaStream_t& s : streams->streams_) {
-      RETURN_IF_ERROR(ToStatus(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking), "creating a stream"));
+      RETURN_IF_ERROR(
+          ToStatus(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking), "creating a stream"));
     }
     streams->events_.resize(operations + 2 * (1 + Lanes::kSides), nullptr);
     for (cudaEvent_t& e : streams->events_) {
-      RETURN_IF_ERROR(ToStatus(cudaEventCreateWithFlags(&e, cudaEventDisableTiming), "creating an event"));
+      RETURN_IF_ERROR(
+          ToStatus(cudaEventCreateWithFlags(&e, cudaEventDisableTiming), "creating an event"));
     }
     return streams;
   }
@@ -144,8 +151,11 @@ class Plan final : public CudaNewtonSchulz {
 
   std::string kernel() const override {
     return absl::StrCat(form_ == NsForm::kGram ? "gram " : "direct ",
-                        element_ == Element::kF32 ? "fp32" : element_ == Element::kBF16 ? "bf16" : "fp16",
-                        " (cublaslt, ", products_.gram.choice().name(), "/", products_.square.choice().name(), ")");
+                        element_ == Element::kF32    ? "fp32"
+                        : element_ == Element::kBF16 ? "bf16"
+                                                     : "fp16",
+                        " (cublaslt, ", products_.gram.choice().name(), "/",
+                        products_.square.choice().name(), ")");
   }
 
   absl::Status Prepare(void* workspace) override {
@@ -155,7 +165,14 @@ class Plan final : public CudaNewtonSchulz {
     char* base = static_cast<char*>(workspace);
     const Lanes main = streams->Group(0, base + places_.products, places_.product_stride);
     const Lanes aside = streams->Group(1, base + places_.products, places_.product_stride);
-    ASSIGN_OR_RETURN(Graph graph, Graph::Record(main.main, [&] { return Iterate(base, main, aside, streams.get()); }));
+    // Once outside the recording, on whatever is in the workspace: the first use of a kernel loads it.
+    Lanes alone = main;
+    alone.side = {};
+    RETURN_IF_ERROR(Iterate(base, alone, alone, nullptr));
+    RETURN_IF_ERROR(ToStatus(cudaStreamSynchronize(main.main), "trying the iteration"));
+    ASSIGN_OR_RETURN(Graph graph, Graph::Record(main.main, [&] {
+                       return Iterate(base, main, aside, streams.get());
+                     }));
     prepared_.push_back({workspace, std::move(graph)});
     return absl::OkStatus();
   }
@@ -183,11 +200,13 @@ class Plan final : public CudaNewtonSchulz {
     const cudaStream_t stream = state.get();
     RETURN_IF_ERROR(ToStatus(cudaSetDevice(device_), "selecting the device"));
     auto* normalization = reinterpret_cast<Normalization*>(base);
-    RETURN_IF_ERROR(ToStatus(LaunchNormalization(stream, in, places_.shape.rows * places_.shape.cols,
-                                                 program_.x_exponent, state.scratch(), normalization),
-                             "finding the norm"));
+    RETURN_IF_ERROR(
+        ToStatus(LaunchNormalization(stream, in, places_.shape.rows * places_.shape.cols,
+                                     program_.x_exponent, state.scratch(), normalization),
+                 "finding the norm"));
     RETURN_IF_ERROR(ToStatus(
-        LaunchNormalize(stream, in, normalization, places_.shape, element_, base + places_.x[0]), "normalising"));
+        LaunchNormalize(stream, in, normalization, places_.shape, element_, base + places_.x[0]),
+        "normalising"));
     Lanes lanes;
     lanes.main = stream;
     lanes.workspace = base + places_.products;
@@ -200,25 +219,29 @@ class Plan final : public CudaNewtonSchulz {
   }
 
   // All operations but the last.
-  absl::Status Iterate(char* base, const Lanes& main, const Lanes& aside, const RecordingStreams* recording) const {
+  absl::Status Iterate(char* base, const Lanes& main, const Lanes& aside,
+                       const RecordingStreams* recording) const {
     for (size_t i = 0; i + 1 < program_.operations.size(); ++i) {
       const Operation& op = program_.operations[i];
       const Lanes& lanes = op.aside && recording != nullptr ? aside : main;
       if (recording != nullptr) {
         for (int before : op.wait_for) {
-          RETURN_IF_ERROR(ToStatus(cudaStreamWaitEvent(lanes.main, recording->done(static_cast<size_t>(before)), 0),
-                                   "ordering products"));
+          RETURN_IF_ERROR(ToStatus(
+              cudaStreamWaitEvent(lanes.main, recording->done(static_cast<size_t>(before)), 0),
+              "ordering products"));
         }
       }
       RETURN_IF_ERROR(Enqueue(op, lanes, base));
       if (recording != nullptr && op.waited_for) {
-        RETURN_IF_ERROR(ToStatus(cudaEventRecord(recording->done(i), lanes.main), "ordering products"));
+        RETURN_IF_ERROR(
+            ToStatus(cudaEventRecord(recording->done(i), lanes.main), "ordering products"));
       }
     }
     if (recording == nullptr) return absl::OkStatus();
     for (int before : program_.operations.back().wait_for) {
-      RETURN_IF_ERROR(ToStatus(cudaStreamWaitEvent(main.main, recording->done(static_cast<size_t>(before)), 0),
-                               "ordering products"));
+      RETURN_IF_ERROR(
+          ToStatus(cudaStreamWaitEvent(main.main, recording->done(static_cast<size_t>(before)), 0),
+                   "ordering products"));
     }
     return absl::OkStatus();
   }
@@ -238,10 +261,9 @@ class Plan final : public CudaNewtonSchulz {
         m.c = At(base, op.e);
         m.d = At(base, op.out);
         if (op.shifted < 0) return products_.square.Run(lanes, m);
-        return products_.square.RunShifted(lanes, m, static_cast<float>(op.scale), static_cast<float>(op.diagonal),
-                                           At(base, op.shifted));
-      case Kind::kApply:
-        return Apply(op, lanes, base, base + places_.x[1 - op.x]);
+        return products_.square.RunShifted(lanes, m, static_cast<float>(op.scale),
+                                           static_cast<float>(op.diagonal), At(base, op.shifted));
+      case Kind::kApply: return Apply(op, lanes, base, base + places_.x[1 - op.x]);
     }
     return absl::InternalError("no such operation");
   }
@@ -260,16 +282,19 @@ class Plan final : public CudaNewtonSchulz {
   absl::Status Finish(const Lanes& lanes, char* base, float* out) const {
     const Operation& op = program_.operations.back();
     const float unscale = std::ldexp(1.0f, -program_.x_exponent);
-    if (op.beta == 0 && reinterpret_cast<uintptr_t>(out) % 16 == 0 && places_.shape.cols % 4 == 0) {
+    if (op.beta == 0 && products_.apply_final.has_value() &&
+        reinterpret_cast<uintptr_t>(out) % kOutputAlignment == 0) {
       MatmulOperands m;
       m.alpha = static_cast<float>(op.alpha) * unscale;
       SetFactors(op, base, m);
       m.d = out;
-      return ToStatus(products_.apply_final.Run(lanes.main, m, lanes.workspace), "a matrix product");
+      return ToStatus(products_.apply_final->Run(lanes.main, m, lanes.workspace),
+                      "a matrix product");
     }
     void* x = base + places_.x[1 - op.x];
     RETURN_IF_ERROR(Apply(op, lanes, base, x));
-    return ToStatus(LaunchUnpad(lanes.main, x, element_, unscale, places_.shape, out), "writing the output");
+    return ToStatus(LaunchUnpad(lanes.main, x, element_, unscale, places_.shape, out),
+                    "writing the output");
   }
 
   void SetFactors(const Operation& op, char* base, MatmulOperands& m) const {
@@ -300,13 +325,23 @@ Dtype RestartDtype(Dtype dtype, int64_t order) {
 }
 
 SymmetricShape GramShape(const Places& p, Element element) {
-  return {.order = p.order, .depth = p.depth, .transpose_a = p.wide, .transpose_b = !p.wide, .lda = p.ld(),
-          .ldb = p.ld(), .element = element};
+  return {.order = p.order,
+          .depth = p.depth,
+          .transpose_a = p.wide,
+          .transpose_b = !p.wide,
+          .lda = p.ld(),
+          .ldb = p.ld(),
+          .element = element};
 }
 
 // Both factors are symmetric, so the transpose that cuBLAS likes best (both contiguous along the sum) is free.
 SymmetricShape SquareShape(const Places& p, Element element) {
-  return {.order = p.order, .depth = p.order, .transpose_a = true, .transpose_b = false, .lda = p.order, .ldb = p.order,
+  return {.order = p.order,
+          .depth = p.order,
+          .transpose_a = true,
+          .transpose_b = false,
+          .lda = p.order,
+          .ldb = p.order,
           .element = element};
 }
 
@@ -329,16 +364,18 @@ MatmulShape FinalShape(const Places& p, Element element) {
   s.m = p.shape.cols;
   s.n = p.shape.rows;
   s.ldd = p.shape.cols;
+  s.alignment_d = kOutputAlignment;
   return s;
 }
 
-absl::StatusOr<Products> MakeProducts(LtContext& context, CutRecord& record, const Places& p, Element element,
-                                      const NewtonSchulzTuning& tuning, bool measure,
-                                      NewtonSchulzMeasurements& measurements) {
+absl::StatusOr<Products> MakeProducts(LtContext& context, CutRecord& record, const Places& p,
+                                      Element element, const NewtonSchulzTuning& tuning,
+                                      bool measure, NewtonSchulzMeasurements& measurements) {
   std::unique_ptr<MeasuringRoom> room;
   if (measure) {
     const size_t most = std::max({p.x_bytes, p.buffer_bytes});
-    absl::StatusOr<std::unique_ptr<MeasuringRoom>> made = MeasuringRoom::Create(context.device(), element, most);
+    absl::StatusOr<std::unique_ptr<MeasuringRoom>> made =
+        MeasuringRoom::Create(context.device(), element, most);
     // Without room to measure in, the library's own choices have to do.
     if (!made.ok() && !absl::IsResourceExhausted(made.status())) return made.status();
     if (made.ok()) room = *std::move(made);
@@ -350,14 +387,19 @@ absl::StatusOr<Products> MakeProducts(LtContext& context, CutRecord& record, con
     if (room != nullptr && !fixed.has_value()) {
       ASSIGN_OR_RETURN(choice, room->BestCut(context, record, shape, measured));
     }
-    return SymmetricProduct::Create(context, shape, choice, room != nullptr ? &room->ground() : nullptr);
+    return SymmetricProduct::Create(context, shape, choice,
+                                    room != nullptr ? &room->ground() : nullptr);
   };
   const MeasuringGround* ground = room != nullptr ? &room->ground() : nullptr;
-  ASSIGN_OR_RETURN(SymmetricProduct gram, make(GramShape(p, element), tuning.gram_cut, measurements.gram));
-  ASSIGN_OR_RETURN(SymmetricProduct square, make(SquareShape(p, element), tuning.square_cut, measurements.square));
+  ASSIGN_OR_RETURN(SymmetricProduct gram,
+                   make(GramShape(p, element), tuning.gram_cut, measurements.gram));
+  ASSIGN_OR_RETURN(SymmetricProduct square,
+                   make(SquareShape(p, element), tuning.square_cut, measurements.square));
   ASSIGN_OR_RETURN(Matmul apply, Matmul::Create(context, ApplyShape(p, element), ground));
-  // Where the output's rows are no multiple of 16 bytes this product never runs (Plan::Finish).
-  ASSIGN_OR_RETURN(Matmul apply_final, Matmul::Create(context, FinalShape(p, element), ground));
+  std::optional<Matmul> apply_final;
+  if (p.shape.cols * static_cast<int64_t>(sizeof(float)) % kOutputAlignment == 0) {
+    ASSIGN_OR_RETURN(apply_final, Matmul::Create(context, FinalShape(p, element), ground));
+  }
   return Products{std::move(gram), std::move(square), std::move(apply), std::move(apply_final)};
 }
 
@@ -365,14 +407,17 @@ absl::StatusOr<Products> MakeProducts(LtContext& context, CutRecord& record, con
 
 absl::StatusOr<std::unique_ptr<CudaNewtonSchulz>> PlanOnCuda(LtContext& context, CutRecord& record,
                                                              const NewtonSchulzOptions& options,
-                                                             const NewtonSchulzTuning& tuning, int64_t rows,
-                                                             int64_t cols) {
-  constexpr int64_t kMostElements = int64_t{1} << 33;  // the kernels count fours of elements in 32 bits
+                                                             const NewtonSchulzTuning& tuning,
+                                                             int64_t rows, int64_t cols) {
+  constexpr int64_t kMostElements = int64_t{1}
+                                    << 33;  // the kernels count fours of elements in 32 bits
   if (rows > kMostElements / cols) {
-    return absl::InvalidArgumentError(absl::StrCat("newton-schulz: a matrix of ", rows, " x ", cols, " is too large"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("newton-schulz: a matrix of ", rows, " x ", cols, " is too large"));
   }
   RETURN_IF_ERROR(ToStatus(cudaSetDevice(context.device()), "selecting the device"));
-  const Dtype dtype = options.deterministic ? Dtype::kF32 : options.iteration_dtype.value_or(Dtype::kF16);
+  const Dtype dtype =
+      options.deterministic ? Dtype::kF32 : options.iteration_dtype.value_or(Dtype::kF16);
   const Element element = ToElement(dtype);
   const NsForm form = kernels::ChooseForm(options, rows, cols);
   const std::vector<kernels::Coefficients> schedule = kernels::Schedule(options);
@@ -385,14 +430,16 @@ absl::StatusOr<std::unique_ptr<CudaNewtonSchulz>> PlanOnCuda(LtContext& context,
   Places places = Place(rows, cols, element);
   NewtonSchulzMeasurements measurements;
   ASSIGN_OR_RETURN(Products products,
-                   MakeProducts(context, record, places, element, tuning, tuning.measure && !options.deterministic, measurements));
+                   MakeProducts(context, record, places, element, tuning,
+                                tuning.measure && !options.deterministic, measurements));
   const size_t product_bytes =
-      std::max({products.gram.workspace_bytes(), products.square.workspace_bytes(), products.apply.workspace_bytes(),
-                products.apply_final.workspace_bytes()});
+      std::max({products.gram.workspace_bytes(), products.square.workspace_bytes(),
+                products.apply.workspace_bytes(),
+                products.apply_final.has_value() ? products.apply_final->workspace_bytes() : 0});
   // The output may not take the last product directly (Plan::Finish), so the other X is always there.
   Arrange(places, 2, program.buffers, product_bytes, 2 * (1 + Lanes::kSides));
-  return std::make_unique<Plan>(context.device(), form, element, std::move(program), std::move(products), places,
-                                std::move(measurements));
+  return std::make_unique<Plan>(context.device(), form, element, std::move(program),
+                                std::move(products), places, std::move(measurements));
 }
 
 }  // namespace dmuon::cuda

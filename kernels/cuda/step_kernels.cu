@@ -1,13 +1,14 @@
 // Launchers of the kernels in step_kernels.cuh.
+#include "kernels/cuda/launch_choice.h"
 #include "kernels/cuda/step_kernels.cuh"
 
-#include "kernels/cuda/launch_choice.h"
-
 namespace dmuon::cuda {
-cudaError_t LaunchMean(cudaStream_t stream, const MeanParams& params, Element element, bool accumulate) {
+cudaError_t LaunchMean(cudaStream_t stream, const MeanParams& params, Element element,
+                       bool accumulate) {
   if (params.inputs.count < 1 || params.inputs.count > kMaxInputs) return cudaErrorInvalidValue;
   bool aligned = Aligned(16, params.mean);
-  for (int i = 0; i < params.inputs.count; ++i) aligned = aligned && Aligned(16, params.inputs.at[i]);
+  for (int i = 0; i < params.inputs.count; ++i)
+    aligned = aligned && Aligned(16, params.inputs.at[i]);
   return ForElement(element, [&](auto zero) {
     using T = decltype(zero);
     Choose(aligned, [&](auto a) {
@@ -30,20 +31,24 @@ cudaError_t LaunchLookahead(cudaStream_t stream, const LookaheadParams& params, 
 }
 
 cudaError_t LaunchMuonCommit(cudaStream_t stream, const MuonCommitParams& params) {
-  Choose(Aligned(16, params.momentum, params.gradient, params.weight, params.orthogonal), [&](auto a) {
-    MuonCommitKernel<decltype(a)::value><<<BlocksFor(params.count), kThreads, 0, stream>>>(params);
-  });
+  Choose(Aligned(16, params.momentum, params.gradient, params.weight, params.orthogonal),
+         [&](auto a) {
+           MuonCommitKernel<decltype(a)::value>
+               <<<BlocksFor(params.count), kThreads, 0, stream>>>(params);
+         });
   return cudaGetLastError();
 }
 
 cudaError_t LaunchAdamw(cudaStream_t stream, const AdamwParams& params) {
-  Choose(Aligned(16, params.weight, params.exp_avg, params.exp_avg_sq, params.gradient), [&](auto a) {
-    AdamwKernel<decltype(a)::value><<<BlocksFor(params.count), kThreads, 0, stream>>>(params);
-  });
+  Choose(
+      Aligned(16, params.weight, params.exp_avg, params.exp_avg_sq, params.gradient), [&](auto a) {
+        AdamwKernel<decltype(a)::value><<<BlocksFor(params.count), kThreads, 0, stream>>>(params);
+      });
   return cudaGetLastError();
 }
 
-cudaError_t LaunchPublish(cudaStream_t stream, const float* from, Element element, void* to, int64_t count) {
+cudaError_t LaunchPublish(cudaStream_t stream, const float* from, Element element, void* to,
+                          int64_t count) {
   return ForElement(element, [&](auto zero) {
     using T = decltype(zero);
     Choose(Aligned(16, from, to), [&](auto a) {

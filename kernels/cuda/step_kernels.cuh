@@ -11,40 +11,48 @@ namespace dmuon::cuda {
 // square_sum = sum mean^2 in float64: 1e30 is large and not infinite, NaN and Inf arrive as themselves.
 template <typename T, bool kAligned, bool kAccumulate>
 __global__ void __launch_bounds__(kThreads) MeanKernel(const __grid_constant__ MeanParams p) {
+  // Unaligned quads are four loads each under four conditions: all at once they would not fit into the registers.
+  constexpr int kAtOnce = kAligned ? kQuads : 1;
   double squares = 0;
   for (int64_t tile = blockIdx.x; tile * kTile < p.count; tile += gridDim.x) {
-    Quad sum[kQuads];
+#pragma unroll 1
+    for (int first = 0; first < kQuads; first += kAtOnce) {
+      Quad sum[kAtOnce];
 #pragma unroll
-    for (int q = 0; q < kQuads; ++q) {
-      sum[q] = LoadQuad<kAligned>(static_cast<const T*>(p.inputs.at[0]), QuadIndex(tile, q), p.count);
-    }
-    for (int rank = 1; rank < p.inputs.count; ++rank) {
-      const T* input = static_cast<const T*>(p.inputs.at[rank]);
-      Quad more[kQuads];
-#pragma unroll
-      for (int q = 0; q < kQuads; ++q) more[q] = LoadQuad<kAligned>(input, QuadIndex(tile, q), p.count);
-#pragma unroll
-      for (int q = 0; q < kQuads; ++q) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sum[q].at[i] += more[q].at[i];
+      for (int q = 0; q < kAtOnce; ++q) {
+        sum[q] = LoadQuad<kAligned>(static_cast<const T*>(p.inputs.at[0]),
+                                    QuadIndex(tile, first + q), p.count);
       }
-    }
+      for (int rank = 1; rank < p.inputs.count; ++rank) {
+        const T* input = static_cast<const T*>(p.inputs.at[rank]);
+        Quad more[kAtOnce];
 #pragma unroll
-    for (int q = 0; q < kQuads; ++q) {
-      const int64_t index = QuadIndex(tile, q);
+        for (int q = 0; q < kAtOnce; ++q) {
+          more[q] = LoadQuad<kAligned>(input, QuadIndex(tile, first + q), p.count);
+        }
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sum[q].at[i] = sum[q].at[i] / p.divisor;
-      if (kAccumulate) {
-        const Quad before = LoadQuad<kAligned>(p.mean, index, p.count);
+        for (int q = 0; q < kAtOnce; ++q) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum[q].at[i] = before.at[i] + sum[q].at[i];
+          for (int i = 0; i < 4; ++i) sum[q].at[i] += more[q].at[i];
+        }
       }
-      StoreQuad<kAligned>(p.mean, index, p.count, sum[q]);
-      // Elements beyond count are zeros over the divisor; a divisor of 0 must not make them NaN.
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const double value = index + i < p.count ? sum[q].at[i] : 0.0f;
-        squares += value * value;
+      for (int q = 0; q < kAtOnce; ++q) {
+        const int64_t index = QuadIndex(tile, first + q);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[q].at[i] = sum[q].at[i] / p.divisor;
+        if (kAccumulate) {
+          const Quad before = LoadQuad<kAligned>(p.mean, index, p.count);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sum[q].at[i] = before.at[i] + sum[q].at[i];
+        }
+        StoreQuad<kAligned>(p.mean, index, p.count, sum[q]);
+        // Elements beyond count are zeros over the divisor; a divisor of 0 must not make them NaN.
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const double value = index + i < p.count ? sum[q].at[i] : 0.0f;
+          squares += value * value;
+        }
       }
     }
   }
@@ -57,13 +65,16 @@ __global__ void __launch_bounds__(kThreads) MeanKernel(const __grid_constant__ M
 
 // U = c G + mu (mu M + c G) with nesterov, else mu M + c G.
 template <bool kAligned, bool kNesterov>
-__global__ void __launch_bounds__(kThreads) LookaheadKernel(const __grid_constant__ LookaheadParams p) {
+__global__ void __launch_bounds__(kThreads)
+    LookaheadKernel(const __grid_constant__ LookaheadParams p) {
   for (int64_t tile = blockIdx.x; tile * kTile < p.count; tile += gridDim.x) {
     Quad m[kQuads], g[kQuads];
 #pragma unroll
-    for (int q = 0; q < kQuads; ++q) m[q] = LoadQuad<kAligned>(p.momentum, QuadIndex(tile, q), p.count);
+    for (int q = 0; q < kQuads; ++q)
+      m[q] = LoadQuad<kAligned>(p.momentum, QuadIndex(tile, q), p.count);
 #pragma unroll
-    for (int q = 0; q < kQuads; ++q) g[q] = LoadQuad<kAligned>(p.gradient, QuadIndex(tile, q), p.count);
+    for (int q = 0; q < kQuads; ++q)
+      g[q] = LoadQuad<kAligned>(p.gradient, QuadIndex(tile, q), p.count);
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
 #pragma unroll
@@ -79,7 +90,8 @@ __global__ void __launch_bounds__(kThreads) LookaheadKernel(const __grid_constan
 
 // M = mu M + c G;  W = W (1 - decay) - scale O.
 template <bool kAligned>
-__global__ void __launch_bounds__(kThreads) MuonCommitKernel(const __grid_constant__ MuonCommitParams p) {
+__global__ void __launch_bounds__(kThreads)
+    MuonCommitKernel(const __grid_constant__ MuonCommitParams p) {
   constexpr int kHalf = kQuads / 2;  // four streams in: half the quads keep as many loads in flight
   for (int64_t tile = blockIdx.x; tile * kTile < p.count; tile += gridDim.x) {
 #pragma unroll

@@ -25,16 +25,6 @@ void* At(void* base, int64_t offset, Element element) {
 
 }  // namespace
 
-std::string CutChoice::name() const {
-  switch (cut) {
-    case Cut::kWhole: return "whole";
-    case Cut::kMirror: return "mirror";
-    case Cut::kPanels: return absl::StrCat("panels", parts);
-    case Cut::kLevels: return absl::StrCat("levels", parts);
-  }
-  return "?";
-}
-
 std::vector<CutMeasurement> CutRecord::Find(const SymmetricShape& shape) const {
   absl::MutexLock lock(&mutex_);
   const auto found = known_.find(shape.key());

@@ -40,7 +40,16 @@ enum class Cut {
 struct CutChoice {
   Cut cut = Cut::kWhole;
   int parts = 0;
-  std::string name() const;
+
+  std::string name() const {
+    switch (cut) {
+      case Cut::kWhole: return "whole";
+      case Cut::kMirror: return "mirror";
+      case Cut::kPanels: return "panels" + std::to_string(parts);
+      case Cut::kLevels: return "levels" + std::to_string(parts);
+    }
+    return "?";
+  }
 };
 
 // D (order x order) = alpha op(A) op(B) + beta C, known to be symmetric. `order` is a multiple of 64.
@@ -50,7 +59,9 @@ struct SymmetricShape {
   int64_t lda = 0, ldb = 0;
   Element element = Element::kF16;
 
-  auto key() const { return std::make_tuple(order, depth, transpose_a, transpose_b, lda, ldb, element); }
+  auto key() const {
+    return std::make_tuple(order, depth, transpose_a, transpose_b, lda, ldb, element);
+  }
 };
 
 // What was found when a product was made, for the record of the plan.
@@ -70,7 +81,8 @@ class CutRecord {
 
  private:
   mutable absl::Mutex mutex_;
-  std::map<decltype(SymmetricShape().key()), std::vector<CutMeasurement>> known_ ABSL_GUARDED_BY(mutex_);
+  std::map<decltype(SymmetricShape().key()), std::vector<CutMeasurement>> known_
+      ABSL_GUARDED_BY(mutex_);
 };
 
 class SymmetricProduct {

@@ -11,13 +11,15 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/cuda/launch.h"
 
 namespace dmuon::cuda {
 
 constexpr int kThreads = 256;
-constexpr int kQuads = 4;  // of four elements each, that a thread takes from one tile: loads in flight
+constexpr int kQuads =
+    4;  // of four elements each, that a thread takes from one tile: loads in flight
 constexpr int kTile = kThreads * kQuads * 4;
 
 inline unsigned BlocksFor(int64_t count) {
@@ -32,28 +34,61 @@ __device__ __forceinline__ float ToFloat(__half x) { return __half2float(x); }
 template <typename T>
 __device__ __forceinline__ T FromFloat(float x);
 template <>
-__device__ __forceinline__ float FromFloat<float>(float x) { return x; }
+__device__ __forceinline__ float FromFloat<float>(float x) {
+  return x;
+}
 template <>
-__device__ __forceinline__ __nv_bfloat16 FromFloat<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+__device__ __forceinline__ __nv_bfloat16 FromFloat<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
 template <>
-__device__ __forceinline__ __half FromFloat<__half>(float x) { return __float2half_rn(x); }
+__device__ __forceinline__ __half FromFloat<__half>(float x) {
+  return __float2half_rn(x);
+}
 
 struct Quad {
   float at[4];
 };
 
-// Four elements as one load: 16 bytes of fp32, 8 of the 16-bit types.
+// Four elements that memory sees as one access: 16 bytes of fp32, 8 of the 16-bit types. The compiler would copy the 16-bit
+// types, which have constructors, one by one; so they pass through plain words.
+template <int kBytes>
+struct Words;
+template <>
+struct Words<8> {
+  using Type = uint2;
+};
+template <>
+struct Words<16> {
+  using Type = uint4;
+};
+
 template <typename T>
-struct alignas(4 * sizeof(T)) Packed {
+struct Packed {
   T at[4];
 };
+
+template <typename T>
+__device__ __forceinline__ Packed<T> LoadPacked(const T* p) {
+  const auto words = *reinterpret_cast<const typename Words<4 * sizeof(T)>::Type*>(p);
+  Packed<T> packed;
+  memcpy(&packed, &words, sizeof(packed));
+  return packed;
+}
+
+template <typename T>
+__device__ __forceinline__ void StorePacked(T* p, const Packed<T>& packed) {
+  typename Words<4 * sizeof(T)>::Type words;
+  memcpy(&words, &packed, sizeof(packed));
+  *reinterpret_cast<typename Words<4 * sizeof(T)>::Type*>(p) = words;
+}
 
 // Elements index .. index+3 of p; zeros beyond count.
 template <bool kAligned, typename T>
 __device__ __forceinline__ Quad LoadQuad(const T* p, int64_t index, int64_t count) {
   Quad q;
   if (kAligned && index + 4 <= count) {
-    const Packed<T> packed = *reinterpret_cast<const Packed<T>*>(p + index);
+    const Packed<T> packed = LoadPacked(p + index);
 #pragma unroll
     for (int i = 0; i < 4; ++i) q.at[i] = ToFloat(packed.at[i]);
   } else {
@@ -69,7 +104,7 @@ __device__ __forceinline__ void StoreQuad(T* p, int64_t index, int64_t count, co
     Packed<T> packed;
 #pragma unroll
     for (int i = 0; i < 4; ++i) packed.at[i] = FromFloat<T>(q.at[i]);
-    *reinterpret_cast<Packed<T>*>(p + index) = packed;
+    StorePacked(p + index, packed);
   } else {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -87,7 +122,8 @@ __device__ __forceinline__ int64_t QuadIndex(int64_t tile, int q) {
 __device__ __forceinline__ double BlockSum(double value) {
   __shared__ double warps[kThreads / 32];
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+  for (int offset = 16; offset > 0; offset /= 2)
+    value += __shfl_xor_sync(0xffffffffu, value, offset);
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
   __syncthreads();
   double sum = 0;
@@ -101,7 +137,8 @@ __device__ __forceinline__ double BlockSum(double value) {
 __device__ __forceinline__ float BlockMax(float value) {
   __shared__ float warps[kThreads / 32];
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
+  for (int offset = 16; offset > 0; offset /= 2)
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
   __syncthreads();
   float max = 0;
@@ -114,7 +151,8 @@ __device__ __forceinline__ float BlockMax(float value) {
 
 // Leaves this block's two values in the scratch; true in every thread of the block that comes last, which then finds all of
 // them there. The counter orders nothing but who does the final sum: the sum itself runs over the partials in their order.
-__device__ __forceinline__ bool LeavePartials(const ReductionScratch& scratch, double first, double second) {
+__device__ __forceinline__ bool LeavePartials(const ReductionScratch& scratch, double first,
+                                              double second) {
   __shared__ bool last;
   if (threadIdx.x == 0) {
     scratch.partials[blockIdx.x] = first;
@@ -132,7 +170,8 @@ __device__ __forceinline__ bool LeavePartials(const ReductionScratch& scratch, d
 // The sum of one column of partials, in thread 0.
 __device__ __forceinline__ double SumPartials(const double* partials) {
   double sum = 0;
-  for (unsigned i = threadIdx.x; i < gridDim.x; i += kThreads) sum += *static_cast<const volatile double*>(partials + i);
+  for (unsigned i = threadIdx.x; i < gridDim.x; i += kThreads)
+    sum += *static_cast<const volatile double*>(partials + i);
   return BlockSum(sum);
 }
 

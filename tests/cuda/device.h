@@ -70,7 +70,8 @@ class DeviceTest : public testing::Test {
   }
 
  private:
-  static inline kernels::Backend* backend_ = nullptr;  // for the process: the library stays loaded, too
+  static inline kernels::Backend* backend_ =
+      nullptr;  // for the process: the library stays loaded, too
   kernels::Stream stream_;
   std::vector<void*> memory_;
 };

@@ -45,19 +45,22 @@ NewtonSchulzOptions Options(Dtype dtype, NsForm form = NsForm::kGram) {
 
 class NewtonSchulzTest : public DeviceTest {
  protected:
-  std::unique_ptr<kernels::NewtonSchulz> Plan(const NewtonSchulzOptions& options, int64_t rows, int64_t cols) {
+  std::unique_ptr<kernels::NewtonSchulz> Plan(const NewtonSchulzOptions& options, int64_t rows,
+                                              int64_t cols) {
     auto plan = kernels::PlanNewtonSchulz(backend(), options, rows, cols);
     EXPECT_TRUE(plan.ok()) << plan.status();
     return *std::move(plan);
   }
-  std::vector<float> Run(const NewtonSchulzOptions& options, const std::vector<float>& in, int64_t rows, int64_t cols,
-                         size_t shift = 0) {
+  std::vector<float> Run(const NewtonSchulzOptions& options, const std::vector<float>& in,
+                         int64_t rows, int64_t cols, size_t shift = 0) {
     const auto plan = Plan(options, rows, cols);
     float* device = OnDevice(in, shift);
-    float* out = OnDevice(std::vector<float>(in.size(), std::numeric_limits<float>::quiet_NaN()), shift);
+    float* out =
+        OnDevice(std::vector<float>(in.size(), std::numeric_limits<float>::quiet_NaN()), shift);
     plan->Run(stream(), device, out, Bytes(plan->workspace_bytes()));
     const std::vector<float> after = ToHost(device, in.size());
-    EXPECT_EQ(std::memcmp(after.data(), in.data(), in.size() * sizeof(float)), 0) << "the input lost its bytes";
+    EXPECT_EQ(std::memcmp(after.data(), in.data(), in.size() * sizeof(float)), 0)
+        << "the input lost its bytes";
     return ToHost(out, in.size());
   }
 };
@@ -65,7 +68,8 @@ class NewtonSchulzTest : public DeviceTest {
 struct Shape {
   int64_t rows, cols;
 };
-constexpr Shape kShapes[] = {{1, 1}, {1, 7}, {7, 1}, {8, 9}, {9, 8}, {64, 64}, {127, 129}, {70, 200}, {200, 70}, {256, 520}};
+constexpr Shape kShapes[] = {{1, 1},   {1, 7},     {7, 1},    {8, 9},    {9, 8},
+                             {64, 64}, {127, 129}, {70, 200}, {200, 70}, {256, 520}};
 
 TEST_F(NewtonSchulzTest, AgreesWithFloat64OnGaussianMatricesOfEveryShape) {
   for (Dtype dtype : {Dtype::kF32, Dtype::kF16, Dtype::kBF16}) {
@@ -77,8 +81,10 @@ TEST_F(NewtonSchulzTest, AgreesWithFloat64OnGaussianMatricesOfEveryShape) {
         // A square Gaussian matrix has small singular values, and a matrix of a few rows large ones: there the polynomial is
         // steep, and the rounding of the input alone is amplified.
         const double allowance = rows == cols || std::min(rows, cols) < 16 ? 4 : 1;
-        EXPECT_LE(RelativeError(Run(options, in, rows, cols), expected), allowance * BoundOf(dtype).gaussian)
-            << Name(dtype).data() << (form == NsForm::kGram ? " gram " : " direct ") << rows << " x " << cols;
+        EXPECT_LE(RelativeError(Run(options, in, rows, cols), expected),
+                  allowance * BoundOf(dtype).gaussian)
+            << Name(dtype).data() << (form == NsForm::kGram ? " gram " : " direct ") << rows
+            << " x " << cols;
       }
     }
   }
@@ -106,7 +112,8 @@ TEST_F(NewtonSchulzTest, HoldsTheTopSingularValueOnHardSpectra) {
         const std::vector<float> out = Run(options, in, kRows, kCols);
         EXPECT_LE(reference::TopSingularValue(out, kRows, kCols),
                   kernels::Maximum(kernels::Schedule(options)) + BoundOf(dtype).top)
-            << Name(dtype).data() << (form == NsForm::kGram ? " gram, " : " direct, ") << sigma[1] << ", " << sigma[2];
+            << Name(dtype).data() << (form == NsForm::kGram ? " gram, " : " direct, ") << sigma[1]
+            << ", " << sigma[2];
       }
     }
   }
@@ -181,7 +188,8 @@ TEST_F(NewtonSchulzTest, TakesOtherStepsAndSets) {
     options.steps = steps;
     const std::vector<float> in = Gaussian(96 * 200, 3);
     const Vector expected = reference::NewtonSchulz(in, 96, 200, kernels::Schedule(options));
-    EXPECT_LE(RelativeError(Run(options, in, 96, 200), expected), kSteeperSets * 2e-3) << steps << " steps";
+    EXPECT_LE(RelativeError(Run(options, in, 96, 200), expected), kSteeperSets * 2e-3)
+        << steps << " steps";
   }
   NewtonSchulzOptions jordan = Options(Dtype::kF16);
   jordan.coefficients.assign(kernels::Jordan().begin(), kernels::Jordan().end());

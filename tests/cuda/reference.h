@@ -44,7 +44,8 @@ inline Vector Multiply(const Vector& a, const Vector& b, int64_t m, int64_t k, i
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t l = 0; l < k; ++l) {
       const double factor = a[static_cast<size_t>(i * k + l)];
-      for (int64_t j = 0; j < n; ++j) c[static_cast<size_t>(i * n + j)] += factor * b[static_cast<size_t>(l * n + j)];
+      for (int64_t j = 0; j < n; ++j)
+        c[static_cast<size_t>(i * n + j)] += factor * b[static_cast<size_t>(l * n + j)];
     }
   }
   return c;
@@ -53,7 +54,8 @@ inline Vector Multiply(const Vector& a, const Vector& b, int64_t m, int64_t k, i
 inline Vector Transposed(const Vector& a, int64_t rows, int64_t cols) {
   Vector t(a.size());
   for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < cols; ++j) t[static_cast<size_t>(j * rows + i)] = a[static_cast<size_t>(i * cols + j)];
+    for (int64_t j = 0; j < cols; ++j)
+      t[static_cast<size_t>(j * rows + i)] = a[static_cast<size_t>(i * cols + j)];
   }
   return t;
 }
@@ -93,9 +95,11 @@ inline double TopSingularValue(const std::vector<float>& x, int64_t rows, int64_
     top = 0;
     for (int64_t i = 0; i < rows; ++i) {
       double dot = 0;
-      for (int64_t j = 0; j < cols; ++j) dot += x[static_cast<size_t>(i * cols + j)] * v[static_cast<size_t>(j)];
+      for (int64_t j = 0; j < cols; ++j)
+        dot += x[static_cast<size_t>(i * cols + j)] * v[static_cast<size_t>(j)];
       top += dot * dot;
-      for (int64_t j = 0; j < cols; ++j) next[static_cast<size_t>(j)] += dot * x[static_cast<size_t>(i * cols + j)];
+      for (int64_t j = 0; j < cols; ++j)
+        next[static_cast<size_t>(j)] += dot * x[static_cast<size_t>(i * cols + j)];
     }
     top = std::sqrt(top);
     if (!(top > 0) || !std::isfinite(top)) return top;
@@ -126,11 +130,13 @@ inline Vector Orthonormal(int64_t rows, int64_t cols, uint32_t seed) {
 }
 
 // rows <= cols, with these singular values.
-inline std::vector<float> WithSpectrum(int64_t rows, int64_t cols, const Vector& sigma, uint32_t seed) {
+inline std::vector<float> WithSpectrum(int64_t rows, int64_t cols, const Vector& sigma,
+                                       uint32_t seed) {
   const Vector u = Orthonormal(rows, rows, seed);
   Vector v = Orthonormal(rows, cols, seed + 1);
   for (int64_t s = 0; s < rows; ++s) {
-    for (int64_t j = 0; j < cols; ++j) v[static_cast<size_t>(s * cols + j)] *= sigma[static_cast<size_t>(s)];
+    for (int64_t j = 0; j < cols; ++j)
+      v[static_cast<size_t>(s * cols + j)] *= sigma[static_cast<size_t>(s)];
   }
   const Vector x = Multiply(Transposed(u, rows, rows), v, rows, rows, cols);
   return std::vector<float>(x.begin(), x.end());

@@ -60,12 +60,15 @@ TEST_F(StepKernelsTest, MeanAgreesWithFloat64AndItsSquaresAreSummedExactly) {
         const std::vector<float> before = Gaussian(static_cast<size_t>(count), 99);
         Vector expected(static_cast<size_t>(count), 0.0);
         for (int r = 0; r < ranks; ++r) {
-          inputs.push_back(Encode(Gaussian(static_cast<size_t>(count), 7 + static_cast<uint32_t>(r)), dtype));
-          for (size_t i = 0; i < expected.size(); ++i) expected[i] += inputs.back().values[i] / ranks;
+          inputs.push_back(
+              Encode(Gaussian(static_cast<size_t>(count), 7 + static_cast<uint32_t>(r)), dtype));
+          for (size_t i = 0; i < expected.size(); ++i)
+            expected[i] += inputs.back().values[i] / ranks;
         }
         for (size_t i = 0; i < expected.size(); ++i) expected[i] += before[i];
         const MeanResult result = RunMean(inputs, dtype, count, 0, before);
-        SCOPED_TRACE(testing::Message() << Name(dtype).data() << " " << count << " elements of " << ranks << " ranks");
+        SCOPED_TRACE(testing::Message()
+                     << Name(dtype).data() << " " << count << " elements of " << ranks << " ranks");
         EXPECT_LE(RelativeError(result.mean, expected), 3e-7);
         double squares = 0;
         for (float m : result.mean) squares += static_cast<double>(m) * m;
@@ -79,7 +82,8 @@ TEST_F(StepKernelsTest, MeanHasTheSameBitsWhereverItsInputsLie) {
   for (Dtype dtype : kDtypes) {
     constexpr int64_t kCount = 20011;
     const std::vector<float> before = Gaussian(kCount, 1);
-    const std::vector<Encoded> inputs = {Encode(Gaussian(kCount, 2), dtype), Encode(Gaussian(kCount, 3), dtype)};
+    const std::vector<Encoded> inputs = {Encode(Gaussian(kCount, 2), dtype),
+                                         Encode(Gaussian(kCount, 3), dtype)};
     const MeanResult aligned = RunMean(inputs, dtype, kCount, 0, before);
     const MeanResult shifted = RunMean(inputs, dtype, kCount, 1, before);
     EXPECT_EQ(aligned.mean, shifted.mean);
@@ -91,11 +95,15 @@ TEST_F(StepKernelsTest, MeanOfHugeGradientsHasAFiniteNormAndOfInfiniteOnesNot) {
   constexpr int64_t kCount = 5000;
   const std::vector<float> zeros(kCount, 0.0f);
   std::vector<float> huge(kCount, 1e30f);
-  EXPECT_NEAR(RunMean({Encode(huge, Dtype::kF32)}, Dtype::kF32, kCount, 0, zeros).square_sum / (kCount * 1e60), 1, 1e-6);
+  EXPECT_NEAR(RunMean({Encode(huge, Dtype::kF32)}, Dtype::kF32, kCount, 0, zeros).square_sum /
+                  (kCount * 1e60),
+              1, 1e-6);
   huge[4321] = std::numeric_limits<float>::infinity();
-  EXPECT_TRUE(std::isinf(RunMean({Encode(huge, Dtype::kF32)}, Dtype::kF32, kCount, 0, zeros).square_sum));
+  EXPECT_TRUE(
+      std::isinf(RunMean({Encode(huge, Dtype::kF32)}, Dtype::kF32, kCount, 0, zeros).square_sum));
   huge[17] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_TRUE(std::isnan(RunMean({Encode(huge, Dtype::kF32)}, Dtype::kF32, kCount, 0, zeros).square_sum));
+  EXPECT_TRUE(
+      std::isnan(RunMean({Encode(huge, Dtype::kF32)}, Dtype::kF32, kCount, 0, zeros).square_sum));
 }
 
 TEST_F(StepKernelsTest, MeanWithoutAccumulateForgetsWhatWasThere) {
@@ -154,7 +162,8 @@ TEST_F(StepKernelsTest, MuonCommitAgreesWithFloat64) {
   for (int64_t count : kCounts) {
     for (size_t shift : {0, 1}) {
       const auto n = static_cast<size_t>(count);
-      const std::vector<float> m = Gaussian(n, 1), g = Gaussian(n, 2), w = Gaussian(n, 3), o = Gaussian(n, 4);
+      const std::vector<float> m = Gaussian(n, 1), g = Gaussian(n, 2), w = Gaussian(n, 3),
+                               o = Gaussian(n, 4);
       MuonCommitArgs args;
       args.momentum = OnDevice(m, shift);
       args.gradient = OnDevice(g, shift);
@@ -217,16 +226,19 @@ TEST_F(StepKernelsTest, AdamwAgreesWithFloat64OverTwentySteps) {
 
 TEST_F(StepKernelsTest, AdamwOfARangeHasTheBitsOfTheWhole) {
   constexpr int64_t kCount = 6007;
-  const std::vector<float> w = Gaussian(kCount, 1), m = Gaussian(kCount, 2), g = Gaussian(kCount, 4);
+  const std::vector<float> w = Gaussian(kCount, 1), m = Gaussian(kCount, 2),
+                           g = Gaussian(kCount, 4);
   std::vector<float> v = Gaussian(kCount, 3);
   for (float& value : v) value *= value;
   AdamwArgs whole = DefaultAdamw();
-  whole.weight = OnDevice(w), whole.exp_avg = OnDevice(m), whole.exp_avg_sq = OnDevice(v), whole.gradient = OnDevice(g);
+  whole.weight = OnDevice(w), whole.exp_avg = OnDevice(m), whole.exp_avg_sq = OnDevice(v),
+  whole.gradient = OnDevice(g);
   whole.count = kCount;
   whole.step = 5;
   backend().Adamw(stream(), whole);
   AdamwArgs split = DefaultAdamw();
-  split.weight = OnDevice(w), split.exp_avg = OnDevice(m), split.exp_avg_sq = OnDevice(v), split.gradient = OnDevice(g);
+  split.weight = OnDevice(w), split.exp_avg = OnDevice(m), split.exp_avg_sq = OnDevice(v),
+  split.gradient = OnDevice(g);
   split.step = 5;
   AdamwArgs part = split;
   for (auto [begin, end] : {std::pair<int64_t, int64_t>{0, 1001}, {1001, kCount}}) {
@@ -242,16 +254,18 @@ TEST_F(StepKernelsTest, AdamwOfARangeHasTheBitsOfTheWhole) {
 TEST_F(StepKernelsTest, PublishRoundsToNearestEven) {
   std::vector<float> values = Gaussian(5003, 1);
   // Halfway cases of both 16-bit types, the edges of fp16, and what must stay itself.
-  for (float v : {1.00390625f, 1.01171875f, 1.00048828125f, 1.00146484375f, 65504.0f, 65519.0f, 65520.0f, 6e-8f, 2e-8f,
-                  -0.0f, std::numeric_limits<float>::infinity()}) {
+  for (float v : {1.00390625f, 1.01171875f, 1.00048828125f, 1.00146484375f, 65504.0f, 65519.0f,
+                  65520.0f, 6e-8f, 2e-8f, -0.0f, std::numeric_limits<float>::infinity()}) {
     values.push_back(v);
   }
   for (Dtype dtype : kDtypes) {
     for (size_t shift : {0, 1}) {
       const float* from = OnDevice(values, shift);
-      auto* to = static_cast<uint8_t*>(Bytes((values.size() + shift) * ByteSize(dtype))) + shift * ByteSize(dtype);
+      auto* to = static_cast<uint8_t*>(Bytes((values.size() + shift) * ByteSize(dtype))) +
+                 shift * ByteSize(dtype);
       backend().Publish(stream(), from, dtype, to, static_cast<int64_t>(values.size()));
-      EXPECT_EQ(ToHost(to, values.size() * ByteSize(dtype)), Encode(values, dtype).bytes) << Name(dtype).data();
+      EXPECT_EQ(ToHost(to, values.size() * ByteSize(dtype)), Encode(values, dtype).bytes)
+          << Name(dtype).data();
     }
   }
 }

@@ -33,8 +33,8 @@ ucontext_t g_scheduler;
 const std::function<void()>* g_thread = nullptr;
 
 [[noreturn]] void Die(const char* what, int line, int other) {
-  std::fprintf(stderr, "cuda_on_cpu: %s (lines %d and %d) in block (%u, %u)\n", what, line, other, g_now.block.x,
-               g_now.block.y);
+  std::fprintf(stderr, "cuda_on_cpu: %s (lines %d and %d) in block (%u, %u)\n", what, line, other,
+               g_now.block.x, g_now.block.y);
   std::abort();
 }
 
@@ -77,7 +77,8 @@ void Entry() {
 void StartFiber(unsigned flat) {
   Fiber& fiber = g_fibers[flat];
   if (fiber.stack == nullptr) {
-    fiber.stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    fiber.stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   }
   const dim3 dim = g_now.block_dim;
   fiber.thread = {flat % dim.x, flat / dim.x % dim.y, flat / (dim.x * dim.y)};
@@ -107,7 +108,8 @@ void RunBlock(unsigned threads) {
       g_now.thread = g_fibers[i].thread;
       swapcontext(&g_scheduler, &g_fibers[i].context);
     }
-    if (!g_block.moved && g_block.live > 0) Die("a barrier that some threads never reach", g_block.line, 0);
+    if (!g_block.moved && g_block.live > 0)
+      Die("a barrier that some threads never reach", g_block.line, 0);
   }
 }
 
@@ -123,7 +125,8 @@ std::map<std::string, Launch>& Kernels() {
 }
 
 void BlockBarrier(int line) {
-  if (g_block.arrived > 0 && g_block.line != line) Die("threads of one block at different barriers", g_block.line, line);
+  if (g_block.arrived > 0 && g_block.line != line)
+    Die("threads of one block at different barriers", g_block.line, line);
   g_block.line = line;
   g_block.moved = true;
   const uint64_t round = g_block.round;
@@ -158,7 +161,8 @@ void RunGrid(dim3 grid, dim3 block, const std::function<void()>& thread) {
 }  // namespace cuda_on_cpu
 
 // What the stand-in for the CUDA runtime calls.
-extern "C" __attribute__((visibility("default"))) cuda_on_cpu::Launch cuda_on_cpu_find(const char* name) {
+extern "C" __attribute__((visibility("default"))) cuda_on_cpu::Launch cuda_on_cpu_find(
+    const char* name) {
   const auto found = cuda_on_cpu::Kernels().find(name);
   return found != cuda_on_cpu::Kernels().end() ? found->second : nullptr;
 }

@@ -73,7 +73,8 @@ struct Register<kKernel> {
     return Copy(arguments, grid, block, std::index_sequence_for<A...>());
   }
   template <size_t... I>
-  static std::function<void()> Copy(void** arguments, dim3 grid, dim3 block, std::index_sequence<I...>) {
+  static std::function<void()> Copy(void** arguments, dim3 grid, dim3 block,
+                                    std::index_sequence<I...>) {
     return [grid, block, values = std::tuple<A...>(*static_cast<A*>(arguments[I])...)] {
       RunGrid(grid, block, [&] { std::apply(kKernel, values); });
     };
@@ -112,7 +113,8 @@ inline void __syncthreads(int line = __builtin_LINE()) { ::cuda_on_cpu::BlockBar
 inline void __threadfence() {}
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int mask) {
-  return ::cuda_on_cpu::Shuffle(value, (::cuda_on_cpu::now().flat % 32) ^ static_cast<unsigned>(mask));
+  return ::cuda_on_cpu::Shuffle(value,
+                                (::cuda_on_cpu::now().flat % 32) ^ static_cast<unsigned>(mask));
 }
 template <typename T>
 T atomicAdd(T* at, T add) {

@@ -27,7 +27,12 @@ struct Layout {
 
 struct Preference {
   uint64_t workspace = 0;
+  uint32_t alignment_ab = 256, alignment_cd = 256;
 };
+
+bool AlignedTo(const void* memory, uint64_t bytes) {
+  return reinterpret_cast<uintptr_t>(memory) % bytes == 0;
+}
 
 size_t Bytes(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : 2; }
 
@@ -61,14 +66,15 @@ std::vector<float> Gather(const Layout& l, const void* base, int64_t offset, boo
   const int64_t cols = transpose ? l.rows : l.cols;
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < cols; ++j) {
-      out[static_cast<size_t>(i * cols + j)] = Load(l, base, offset + (transpose ? i * l.ld + j : j * l.ld + i));
+      out[static_cast<size_t>(i * cols + j)] =
+          Load(l, base, offset + (transpose ? i * l.ld + j : j * l.ld + i));
     }
   }
   return out;
 }
 
-void Multiply(const Operation& op, float alpha, const void* a, const Layout& la, const void* b, const Layout& lb,
-              float beta, const void* c, void* d, const Layout& ld) {
+void Multiply(const Operation& op, float alpha, const void* a, const Layout& la, const void* b,
+              const Layout& lb, float beta, const void* c, void* d, const Layout& ld) {
   const int64_t depth = op.a == CUBLAS_OP_T ? la.rows : la.cols;
   for (int64_t batch = 0; batch < ld.batch; ++batch) {
     const std::vector<float> left = Gather(la, a, batch * la.stride, op.a == CUBLAS_OP_T);
@@ -110,7 +116,8 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
 const char* cublasLtGetStatusName(cublasStatus_t) { return "CUBLAS_STATUS_FAKE"; }
 size_t cublasLtGetVersion() { return 0; }
 
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute, cudaDataType_t scale) {
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
   if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
   *desc = reinterpret_cast<cublasLtMatmulDesc_t>(new Operation());
   return CUBLAS_STATUS_SUCCESS;
@@ -119,7 +126,8 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) {
   delete reinterpret_cast<Operation*>(desc);
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute,
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                              cublasLtMatmulDescAttributes_t attribute,
                                               const void* value, size_t bytes) {
   auto* op = reinterpret_cast<Operation*>(desc);
   if (bytes != sizeof(cublasOperation_t)) return CUBLAS_STATUS_INVALID_VALUE;
@@ -133,9 +141,10 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows,
-                                          uint64_t cols, int64_t ld) {
-  if (rows == 0 || cols == 0 || ld < static_cast<int64_t>(rows)) return Refuse("a layout whose columns overlap");
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type,
+                                          uint64_t rows, uint64_t cols, int64_t ld) {
+  if (rows == 0 || cols == 0 || ld < static_cast<int64_t>(rows))
+    return Refuse("a layout whose columns overlap");
   *layout = reinterpret_cast<cublasLtMatrixLayout_t>(
       new Layout{type, static_cast<int64_t>(rows), static_cast<int64_t>(cols), ld});
   return CUBLAS_STATUS_SUCCESS;
@@ -144,12 +153,14 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
   delete reinterpret_cast<Layout*>(layout);
   return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute,
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute,
                                                 const void* value, size_t bytes) {
   auto* l = reinterpret_cast<Layout*>(layout);
   if (attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT && bytes == sizeof(l->batch)) {
     std::memcpy(&l->batch, value, bytes);
-  } else if (attribute == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET && bytes == sizeof(l->stride)) {
+  } else if (attribute == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET &&
+             bytes == sizeof(l->stride)) {
     std::memcpy(&l->stride, value, bytes);
   } else {
     return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -166,35 +177,55 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t prefer
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void* value,
-                                                    size_t bytes) {
-  if (attribute != CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES || bytes != 8) return CUBLAS_STATUS_NOT_SUPPORTED;
-  std::memcpy(&reinterpret_cast<Preference*>(preference)->workspace, value, bytes);
-  return CUBLAS_STATUS_SUCCESS;
+                                                    cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void* value, size_t bytes) {
+  auto* p = reinterpret_cast<Preference*>(preference);
+  switch (attribute) {
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
+      if (bytes != sizeof(p->workspace)) return CUBLAS_STATUS_INVALID_VALUE;
+      std::memcpy(&p->workspace, value, bytes);
+      return CUBLAS_STATUS_SUCCESS;
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
+      if (bytes != sizeof(p->alignment_ab)) return CUBLAS_STATUS_INVALID_VALUE;
+      std::memcpy(&p->alignment_ab, value, bytes);
+      return CUBLAS_STATUS_SUCCESS;
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
+      if (bytes != sizeof(p->alignment_cd)) return CUBLAS_STATUS_INVALID_VALUE;
+      std::memcpy(&p->alignment_cd, value, bytes);
+      return CUBLAS_STATUS_SUCCESS;
+    default: return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
 }
 
 // Two algorithms, of which the second wants a workspace.
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
-                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t,
+                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
                                               cublasLtMatmulPreference_t preference, int wanted,
-                                              cublasLtMatmulHeuristicResult_t results[], int* count) {
+                                              cublasLtMatmulHeuristicResult_t results[],
+                                              int* count) {
   constexpr size_t kSecond = 4096;
-  const uint64_t most = reinterpret_cast<Preference*>(preference)->workspace;
+  const Preference& p = *reinterpret_cast<Preference*>(preference);
   *count = 0;
   for (size_t workspace : {size_t{0}, kSecond}) {
-    if (*count == wanted || workspace > most) break;
+    if (*count == wanted || workspace > p.workspace) break;
     results[*count] = {};
     results[*count].workspaceSize = workspace;
+    results[*count].algo.data[0] = p.alignment_ab;  // what was promised is checked when it runs
+    results[*count].algo.data[1] = p.alignment_cd;
     ++*count;
   }
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void* alpha, const void* a,
-                              cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
-                              const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
-                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t*, void* workspace,
-                              size_t workspace_bytes, cudaStream_t stream) {
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void* alpha,
+                              const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
+                              cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
+                              cublasLtMatrixLayout_t c_layout, void* d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algo,
+                              void* workspace, size_t workspace_bytes, cudaStream_t stream) {
   const Operation op = *reinterpret_cast<Operation*>(desc);
   const Layout la = L(a_layout), lb = L(b_layout), ld = L(d_layout);
   const int64_t m = op.a == CUBLAS_OP_T ? la.cols : la.rows;
@@ -202,13 +233,21 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
   const int64_t kb = op.b == CUBLAS_OP_T ? lb.cols : lb.rows;
   const int64_t n = op.b == CUBLAS_OP_T ? lb.rows : lb.cols;
   if (m != ld.rows || n != ld.cols || ka != kb) return Refuse("shapes that do not fit");
-  if (la.type != lb.type || (ld.type != la.type && ld.type != CUDA_R_32F)) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (la.type != lb.type || (ld.type != la.type && ld.type != CUDA_R_32F))
+    return CUBLAS_STATUS_NOT_SUPPORTED;
   if (la.batch != ld.batch || lb.batch != ld.batch) return Refuse("batches that do not fit");
-  if (!Inside(la, a) || !Inside(lb, b) || !Inside(ld, d)) return Refuse("an operand outside its allocation");
+  if (!Inside(la, a) || !Inside(lb, b) || !Inside(ld, d))
+    return Refuse("an operand outside its allocation");
   const float beta_value = *static_cast<const float*>(beta);
   if (beta_value != 0 && !Inside(L(c_layout), c)) return Refuse("C outside its allocation");
+  const uint64_t ab = algo->data[0], cd = algo->data[1];
+  if (!AlignedTo(a, ab) || !AlignedTo(b, ab) || !AlignedTo(d, cd) ||
+      (beta_value != 0 && !AlignedTo(c, cd))) {
+    return Refuse("an operand that is aligned less than was promised");
+  }
   if (d == a || d == b) return Refuse("a result in the place of a factor");
-  if (workspace_bytes > 0 && !fake_cuda_owns(workspace, workspace_bytes)) return Refuse("a workspace outside its allocation");
+  if (workspace_bytes > 0 && !fake_cuda_owns(workspace, workspace_bytes))
+    return Refuse("a workspace outside its allocation");
   fake_cuda_enqueue(stream, [=, alpha_value = *static_cast<const float*>(alpha)] {
     Multiply(op, alpha_value, a, la, b, lb, beta_value, c, d, ld);
     // A workspace in use by two products at once would show as NaN there, if it held anything.

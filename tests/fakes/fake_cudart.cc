@@ -126,12 +126,13 @@ cudaError_t Scripted(const char* function) {
   return error;
 }
 
-#define ENTER(function)                                            \
-  std::lock_guard lock(W().mutex);                                 \
+#define ENTER(function)            \
+  std::lock_guard lock(W().mutex); \
   if (cudaError_t scripted = Scripted(function); scripted != cudaSuccess) return Answer(scripted)
 
 bool Ready(const Node& node) {
-  return std::all_of(node.after.begin(), node.after.end(), [](const NodePtr& n) { return n->done; });
+  return std::all_of(node.after.begin(), node.after.end(),
+                     [](const NodePtr& n) { return n->done; });
 }
 
 void RunAll() {
@@ -156,7 +157,8 @@ void RunAll() {
 }
 
 CUstream_st* Real(cudaStream_t stream) {
-  if (stream != nullptr && stream != cudaStreamLegacy && stream != cudaStreamPerThread) return stream;
+  if (stream != nullptr && stream != cudaStreamLegacy && stream != cudaStreamPerThread)
+    return stream;
   ++W().counters.default_stream_uses;
   return &W().default_stream;
 }
@@ -186,6 +188,13 @@ std::map<char*, Allocation>::iterator Find(std::map<char*, Allocation>& in, cons
   return static_cast<const char*>(memory) < at->first + at->second.bytes ? at : in.end();
 }
 
+// DMUON_FAKE_ANY_MEMORY: the host's memory passes for the device's, so that scripts whose tensors torch allocates can be
+// rehearsed without a GPU.
+bool AnyMemory() {
+  static const bool any = std::getenv("DMUON_FAKE_ANY_MEMORY") != nullptr;
+  return any;
+}
+
 bool Owns(std::map<char*, Allocation>& in, const void* memory, size_t bytes) {
   const auto at = Find(in, memory);
   return at != in.end() && static_cast<const char*>(memory) + bytes <= at->first + at->second.bytes;
@@ -199,7 +208,8 @@ cudaError_t Map(std::map<char*, Allocation>& in, void** memory, size_t bytes) {
   if (bytes > kMost) return cudaErrorMemoryAllocation;
   const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   const size_t pages = (rounded + kPage - 1) / kPage * kPage;
-  void* mapping = mmap(nullptr, pages + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* mapping =
+      mmap(nullptr, pages + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapping == MAP_FAILED) return cudaErrorMemoryAllocation;
   char* base = static_cast<char*>(mapping);
   std::memset(base, 0xff, std::min(pages, kPoisoned));
@@ -224,16 +234,18 @@ Launch FindKernel(const std::string& name) {
   static const auto find = [] {
     void* library = dlopen("libdmuon_kernels_on_cpu.so", RTLD_NOW);
     if (library == nullptr) std::fprintf(stderr, "fake_cudart: %s\n", dlerror());
-    return library == nullptr ? nullptr : reinterpret_cast<Launch (*)(const char*)>(dlsym(library, "cuda_on_cpu_find"));
+    return library == nullptr
+               ? nullptr
+               : reinterpret_cast<Launch (*)(const char*)>(dlsym(library, "cuda_on_cpu_find"));
   }();
   return find != nullptr ? find(name.c_str()) : nullptr;
 }
 
-cudaError_t LaunchKernel(const KernelEntry& kernel, dim3 grid, dim3 block, void** arguments, size_t shared,
-                         cudaStream_t stream) {
+cudaError_t LaunchKernel(const KernelEntry& kernel, dim3 grid, dim3 block, void** arguments,
+                         size_t shared, cudaStream_t stream) {
   const uint64_t threads = uint64_t{block.x} * block.y * block.z;
-  if (grid.x == 0 || grid.y == 0 || grid.z == 0 || threads == 0 || threads > 1024 || grid.y > 65535 || grid.z > 65535 ||
-      shared > 48 * 1024) {
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0 || threads == 0 || threads > 1024 ||
+      grid.y > 65535 || grid.z > 65535 || shared > 48 * 1024) {
     return cudaErrorInvalidConfiguration;
   }
   const Launch launch = FindKernel(kernel.name);
@@ -306,7 +318,7 @@ void fake_cuda_enqueue(cudaStream_t stream, const Task& operation) {
 
 bool fake_cuda_owns(const void* memory, size_t bytes) {
   std::lock_guard lock(W().mutex);
-  return Owns(W().device, memory, bytes);
+  return AnyMemory() || Owns(W().device, memory, bytes);
 }
 
 // ---- device
@@ -384,7 +396,8 @@ cudaError_t cudaFreeHost(void* memory) {
   EndOfWait();
   return Answer(Unmap(W().host, memory));
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
   ENTER("cudaMemcpyAsync");
   const bool to_device = Owns(W().device, to, bytes);
   const bool from_device = Owns(W().device, from, bytes);
@@ -422,7 +435,8 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
   ENTER("cudaStreamCreate");
-  if (flags != cudaStreamNonBlocking) return Answer(cudaErrorInvalidValue);  // would wait for the default stream
+  if (flags != cudaStreamNonBlocking)
+    return Answer(cudaErrorInvalidValue);  // would wait for the default stream
   *stream = new CUstream_st();
   W().streams.insert(*stream);
   ++W().counters.created;
@@ -497,7 +511,8 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   ENTER("cudaStreamBeginCapture");
   CUstream_st* s = Real(stream);
-  if (s == &W().default_stream || s->capture != nullptr) return Answer(cudaErrorStreamCaptureUnsupported);
+  if (s == &W().default_stream || s->capture != nullptr)
+    return Answer(cudaErrorStreamCaptureUnsupported);
   s->capture = new Capture{new CUgraph_st(), s, {s}, false};
   s->last = nullptr;
   return cudaSuccess;
@@ -516,7 +531,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   delete capture;
   return Answer(joined ? cudaSuccess : cudaErrorStreamCaptureUnjoined);
 }
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
+                                 unsigned long long) {
   ENTER("cudaGraphInstantiate");
   *executable = new CUgraphExec_st{graph->nodes};
   ++W().counters.graphs;
@@ -547,7 +563,8 @@ void** __cudaRegisterFatBinary(void*) {
 void __cudaRegisterFatBinaryEnd(void**) {}
 void __cudaUnregisterFatBinary(void**) {}
 char __cudaInitModule(void**) { return 1; }
-void __cudaRegisterFunction(void**, const char* stub, char*, const char* name, int, uint3*, uint3*, dim3*, dim3*, int*) {
+void __cudaRegisterFunction(void**, const char* stub, char*, const char* name, int, uint3*, uint3*,
+                            dim3*, dim3*, int*) {
   KernelTable()[stub] = {name};
 }
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void* stream) {
@@ -569,16 +586,18 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* stub) {
   *kernel = reinterpret_cast<cudaKernel_t>(&found->second);
   return cudaSuccess;
 }
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, size_t shared,
-                               cudaStream_t stream) {
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments,
+                               size_t shared, cudaStream_t stream) {
   ENTER("cudaLaunchKernel");
-  return Answer(LaunchKernel(*reinterpret_cast<KernelEntry*>(kernel), grid, block, arguments, shared, stream));
+  return Answer(LaunchKernel(*reinterpret_cast<KernelEntry*>(kernel), grid, block, arguments,
+                             shared, stream));
 }
-cudaError_t cudaLaunchKernel(const void* stub, dim3 grid, dim3 block, void** arguments, size_t shared,
-                             cudaStream_t stream) {
+cudaError_t cudaLaunchKernel(const void* stub, dim3 grid, dim3 block, void** arguments,
+                             size_t shared, cudaStream_t stream) {
   cudaKernel_t kernel;
   const cudaError_t error = __cudaGetKernel(&kernel, stub);
-  return error != cudaSuccess ? error : __cudaLaunchKernel(kernel, grid, block, arguments, shared, stream);
+  return error != cudaSuccess ? error
+                              : __cudaLaunchKernel(kernel, grid, block, arguments, shared, stream);
 }
 
 }  // extern "C"

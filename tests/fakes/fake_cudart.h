@@ -15,12 +15,12 @@
 
 // Since the process started.
 struct FakeCudaCounters {
-  uint64_t allocations, frees;            // of device and page-locked memory
-  uint64_t live_bytes;                    // of device memory
-  uint64_t streams, events, graphs;       // living
-  uint64_t created;                       // streams, events and graphs ever made
-  uint64_t launches;                      // kernels, products and graphs
-  uint64_t waits;                         // times that the host waited, also inside a copy to pageable memory
+  uint64_t allocations, frees;       // of device and page-locked memory
+  uint64_t live_bytes;               // of device memory
+  uint64_t streams, events, graphs;  // living
+  uint64_t created;                  // streams, events and graphs ever made
+  uint64_t launches;                 // kernels, products and graphs
+  uint64_t waits;  // times that the host waited, also inside a copy to pageable memory
   uint64_t default_stream_uses;
 };
 

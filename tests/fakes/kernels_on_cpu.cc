@@ -2,8 +2,8 @@
 #include "tests/fakes/cuda_on_cpu.h"
 
 // clang-format off: the words of CUDA must be defined first
-#include "kernels/cuda/step_kernels.cuh"
 #include "kernels/cuda/matrix_kernels.cuh"
+#include "kernels/cuda/step_kernels.cuh"
 // clang-format on
 
 namespace dmuon::cuda {

@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# Checks and measures the CUDA backend on a machine with a GPU, from the bundle of scripts/gpu_bundle.sh. Each part has its own
+# time limit and leaves what it has when that runs out. Needs CUDA's runtime and cuBLASLt 13, Python 3 with torch; no network.
+#
+# usage: scripts/gpu_check.sh [--bundle FOLDER] [--out FOLDER] [--seconds N] [PART ...]
+#   --bundle FOLDER  default: gpu-bundle
+#   --out FOLDER     where the JSON files go (default: gpu-check)
+#   --seconds N      for all parts together (default: 280)
+#   PART             tests timing accuracy kernels sanitizer (default: all, in this order)
+#
+# Exit code: 0 when the tests and the sanitizer found nothing; 1 otherwise.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+
+bundle=gpu-bundle out=gpu-check seconds=280
+parts=()
+while (($#)); do
+  case $1 in
+    --bundle) bundle=$2; shift 2 ;;
+    --out) out=$2; shift 2 ;;
+    --seconds) seconds=$2; shift 2 ;;
+    -*) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) parts+=("$1"); shift ;;
+  esac
+done
+((${#parts[@]})) || parts=(tests timing accuracy kernels sanitizer)
+mkdir -p "$out"
+bundle=$(realpath "$bundle") out=$(realpath "$out")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+started=$(date +%s)
+failed=0
+
+remaining() { echo $((started + seconds - $(date +%s))); }
+smaller() { echo $(($1 < $2 ? $1 : $2)); }
+
+# CUDA's libraries: torch's own where it has them, since one process should not load two versions; else the toolkit's.
+cuda=$(python3 - <<'PY'
+import glob, os, sysconfig
+for root in (sysconfig.get_path("purelib"), "/usr/local/cuda"):
+    for hit in glob.glob(f"{root}/nvidia/cu13/lib") + glob.glob(f"{root}/lib64"):
+        if glob.glob(f"{hit}/libcublasLt.so.13*") and glob.glob(f"{hit}/libcudart.so.13*"):
+            print(os.path.realpath(hit))
+            raise SystemExit
+PY
+)
+[[ -n $cuda ]] || { echo "error: no libcublasLt.so.13 and libcudart.so.13 beside torch or in /usr/local/cuda" >&2; exit 1; }
+echo "bundle $(cat "$bundle/COMMIT"), CUDA libraries in $cuda"
+nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.draw,temperature.gpu --format=csv,noheader
+
+# The tests are linked without rpath to the machine's libraries.
+native() { LD_LIBRARY_PATH="$bundle/lib:$cuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$@"; }
+
+run_tests() {
+  local name limit
+  for name in cuda_step_kernels_test cuda_newton_schulz_test; do
+    limit=$(smaller 60 "$(remaining)")
+    native timeout -k 5 "$limit" "$bundle/bin/$name" --gtest_output=json:"$out/$name.json" > "$work/$name.log" 2>&1
+    local code=$?
+    grep -E "FAILED|PASSED|Failure|actual" "$work/$name.log" | head -40
+    ((code == 0)) || { failed=1; echo "$name: exit code $code"; tail -5 "$work/$name.log"; }
+  done
+}
+
+run_python() {  # part, seconds
+  local limit
+  limit=$(smaller "$2" "$(remaining)")
+  DEADLINE=$(($(date +%s) + limit - 3)) LD_LIBRARY_PATH="$bundle/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" PYTHONUNBUFFERED=1 \
+    timeout -k 5 "$limit" python3 "tests/cuda/gpu/$1.py" "$bundle/lib" "$out/$1.json" > "$work/$1.log" 2>&1
+  local code=$?
+  ((code == 0)) || { echo "$1: exit code $code"; tail -8 "$work/$1.log"; }
+}
+
+run_sanitizer() {
+  local tool limit log
+  command -v compute-sanitizer > /dev/null || { echo "no compute-sanitizer here"; return; }
+  for tool in memcheck racecheck; do
+    log="$work/sanitizer.log"
+    limit=$(smaller 60 "$(remaining)")
+    ((limit > 5)) || { echo "$tool: no time left"; continue; }
+    for test in "cuda_step_kernels_test --gtest_filter=-*AgreesWithFloat64AndIts*" \
+                "cuda_newton_schulz_test --gtest_filter=*Zeros*:*NotAligned*"; do
+      # shellcheck disable=SC2086
+      native timeout -k 5 "$limit" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 5 "$bundle"/bin/$test \
+        > "$log.one" 2>&1
+      local code=$?
+      echo "$tool ${test%% *}: exit code $code; $(grep -E 'SUMMARY' "$log.one" | tail -1)"
+      cat "$log.one" >> "$log"
+      ((code == 9)) && { failed=1; grep -vE "^\[|^Note" "$log.one" | head -20; }
+      limit=$(smaller 60 "$(remaining)")
+    done
+    rm -f "$log.one"
+  done
+}
+
+for part in "${parts[@]}"; do
+  (($(remaining) > 8)) || { echo "$part: no time left"; continue; }
+  echo "--- $part ($(remaining) s left)"
+  case $part in
+    tests) run_tests ;;
+    timing) run_python timing 150 ;;
+    accuracy) run_python accuracy 60 ;;
+    kernels) run_python kernels 40 ;;
+    sanitizer) run_sanitizer | tee "$out/sanitizer.txt" ;;
+    *) echo "no part $part" >&2; exit 2 ;;
+  esac
+done
+grep -q "exit code 9" "$out/sanitizer.txt" 2> /dev/null && failed=1
+
+# One file of results and one of logs.
+python3 tests/cuda/gpu/report.py "$out"
+(cd "$work" && tail -n +1 ./*.log > "$out/logs.txt" 2> /dev/null)
+echo "$(($(date +%s) - started)) s; results in $out/gpu_check.json"
+exit "$failed"
