@@ -8,7 +8,7 @@ namespace {
 
 // A register tile is 4 x 16: 8 sums are as many as the two units' latency needs, and both operands' loads stay under
 // what the units can take.
-void MultiplyF32(const void* a, const void* b, int64_t rows, float* acc, bool add) {
+void MultiplyF32(const void* a, const void* b, int64_t rows, float* acc, bool add, const void*) {
   for (int j = 0; j < kTile; j += 16) {
     for (int i = 0; i < kTile; i += 4) {
       const float* left = static_cast<const float*>(a) + i;

@@ -17,8 +17,9 @@ struct Bf16Step {
   }
 };
 
-void MultiplyBf16(const void* a, const void* b, int64_t rows, float* acc, bool add) {
-  MultiplyTile<Bf16Step>(a, b, rows, acc, add);
+void MultiplyBf16(const void* a, const void* b, int64_t rows, float* acc, bool add,
+                  const void* ahead) {
+  MultiplyTile<Bf16Step>(a, b, rows, acc, add, ahead);
 }
 
 constexpr KernelTable kTable = {

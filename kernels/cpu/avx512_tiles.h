@@ -21,15 +21,17 @@ struct F32Step {
 // A register tile is 8 x 32: 16 sums cover the latency of two units twice, and 10 loads go with 16 multiply-adds.
 // A packed row is 32 elements of 4 bytes for either dtype, so both share the loop.
 template <typename Step>
-inline void MultiplyTile(const void* a, const void* b, int64_t rows, float* acc, bool add) {
+inline void MultiplyTile(const void* a, const void* b, int64_t rows, float* acc, bool add,
+                         const void* ahead) {
   constexpr int kRows = 8;
+  const char* next = static_cast<const char*>(ahead);
   for (int i = 0; i < kTile; i += kRows) {
     const char* left = static_cast<const char*>(a) + i * 4;
     const char* right = static_cast<const char*>(b);
     __m512 c[kRows][2];
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) c[row][0] = c[row][1] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < rows; ++k, left += kPackedRowBytes, right += kPackedRowBytes) {
+    const auto step = [&]() __attribute__((always_inline)) {
       const typename Step::Vec r0 = Step::Load(right), r1 = Step::Load(right + 64);
 #pragma GCC unroll 8
       for (int row = 0; row < kRows; ++row) {
@@ -37,7 +39,20 @@ inline void MultiplyTile(const void* a, const void* b, int64_t rows, float* acc,
         c[row][0] = Step::MultiplyAdd(c[row][0], x, r0);
         c[row][1] = Step::MultiplyAdd(c[row][1], x, r1);
       }
+      left += kPackedRowBytes;
+      right += kPackedRowBytes;
+    };
+    int64_t k = 0;
+    if (next != nullptr) {
+      for (; k + 4 <= rows; k += 4, next += 64) {
+        _mm_prefetch(next, _MM_HINT_T1);
+        step();
+        step();
+        step();
+        step();
+      }
     }
+    for (; k < rows; ++k) step();
 #pragma GCC unroll 8
     for (int row = 0; row < kRows; ++row) {
       float* to = acc + (i + row) * kTile;
@@ -51,8 +66,9 @@ inline void MultiplyTile(const void* a, const void* b, int64_t rows, float* acc,
   }
 }
 
-inline void MultiplyF32(const void* a, const void* b, int64_t rows, float* acc, bool add) {
-  MultiplyTile<F32Step>(a, b, rows, acc, add);
+inline void MultiplyF32(const void* a, const void* b, int64_t rows, float* acc, bool add,
+                        const void* ahead) {
+  MultiplyTile<F32Step>(a, b, rows, acc, add, ahead);
 }
 
 // 16 x 16 at a time: pairs, quads, then 128-bit lanes in two steps.

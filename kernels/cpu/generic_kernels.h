@@ -141,8 +141,9 @@ inline void GenericStoreTile(const float* __restrict tile, float* to, int64_t st
 }
 
 // bf16 products on a processor without units for them: unpack to fp32, a stretch at a time.
-template <void (*kMultiplyF32)(const void*, const void*, int64_t, float*, bool)>
-void EmulatedMultiplyBf16(const void* a, const void* b, int64_t packed_rows, float* acc, bool add) {
+template <KernelTable::Multiply kMultiplyF32>
+void EmulatedMultiplyBf16(const void* a, const void* b, int64_t packed_rows, float* acc, bool add,
+                          const void*) {
   constexpr int kStretch = 32;
   alignas(64) float unpacked[2][2 * kStretch * kTile];
   for (int64_t start = 0; start < packed_rows; start += kStretch) {
@@ -158,7 +159,7 @@ void EmulatedMultiplyBf16(const void* a, const void* b, int64_t packed_rows, flo
         }
       }
     }
-    kMultiplyF32(unpacked[0], unpacked[1], 2 * rows, acc, add || start > 0);
+    kMultiplyF32(unpacked[0], unpacked[1], 2 * rows, acc, add || start > 0, nullptr);
   }
   if (packed_rows == 0 && !add) {
     for (int i = 0; i < kTile * kTile; ++i) acc[i] = 0;

@@ -32,9 +32,12 @@ struct KernelTable {
   const char* name;
   bool bf16_units;  // bf16 products run at twice the speed of fp32 ones
 
-  // acc (32 x 32, row-major) = [acc +] sum over packed rows k of a[k][i] b[k][j]. `add` keeps what acc holds.
-  void (*multiply_f32)(const void* a, const void* b, int64_t packed_rows, float* acc, bool add);
-  void (*multiply_bf16)(const void* a, const void* b, int64_t packed_rows, float* acc, bool add);
+  // acc (32 x 32, row-major) = [acc +] sum over packed rows k of a[k][i] b[k][j]. `add` keeps what acc holds. Meanwhile
+  // the 64 bytes a packed row at `ahead` are fetched towards the cache; null: nothing.
+  using Multiply = void (*)(const void* a, const void* b, int64_t packed_rows, float* acc, bool add,
+                            const void* ahead);
+  Multiply multiply_f32;
+  Multiply multiply_bf16;
 
   // Tiles are 32 x 32 row-major floats, 64-byte aligned, as are fp32 blocks; bf16 blocks have their pairs interleaved.
   void (*transpose)(const float* from, float* to);

@@ -7,7 +7,7 @@ namespace {
 typedef float Vec __attribute__((vector_size(16)));
 constexpr int kRows = 4, kVecs = 2, kWidth = 4;  // a register tile is 4 x 8
 
-void MultiplyF32(const void* a, const void* b, int64_t rows, float* acc, bool add) {
+void MultiplyF32(const void* a, const void* b, int64_t rows, float* acc, bool add, const void*) {
   for (int i = 0; i < kTile; i += kRows) {
     for (int j = 0; j < kTile; j += kVecs * kWidth) {
       const float* left = static_cast<const float*>(a) + i;

@@ -1,6 +1,7 @@
 #include "kernels/cpu/product.h"
 
 #include <algorithm>
+#include <atomic>
 
 namespace dmuon::kernels::cpu {
 namespace {
@@ -64,27 +65,56 @@ int64_t EdgeFor(const Product& product, int64_t rows, int64_t cols, int threads)
   return edge;
 }
 
+// One stretch of a macro tile's operands.
+struct Stretch {
+  MacroTile macro;
+  const Product::Term* term = nullptr;  // null: there is none
+  int64_t offset = 0;                   // bytes into each panel
+  int64_t packed_rows = 0;
+};
+
+Stretch StretchAt(const Product& product, const MacroTile& macro, int64_t index) {
+  const int64_t packed_rows = product.terms[0].left.shape.packed_rows();
+  const int64_t each = (packed_rows + kStretch - 1) / kStretch;
+  if (index >= each * product.term_count) return {};
+  const int64_t k = index % each * kStretch;
+  return {macro, &product.terms[index / each], k * kPackedRowBytes,
+          std::min(kStretch, packed_rows - k)};
+}
+
+// Where the `piece`th half of one of the stretch's panels lies: each tile's multiplication fetches one ahead.
+const void* HalfOf(const Stretch& stretch, int64_t piece) {
+  const auto& [macro, term, offset, packed_rows] = stretch;
+  if (term == nullptr || piece >= 2 * (macro.rows + macro.cols)) return nullptr;
+  const int64_t panel = piece / 2;
+  const std::byte* start = panel < macro.rows ? term->left.panel(macro.row + panel)
+                                              : term->right.panel(macro.col + panel - macro.rows);
+  return start + offset + piece % 2 * packed_rows * kPackedRowBytes / 2;
+}
+
+// `likely_next` is asked late: which macro tile this thread may take after this one.
 void RunMacroTile(const KernelTable& kernels, const Product& product, const MacroTile& macro,
+                  absl::FunctionRef<Stretch()> likely_next,
                   absl::FunctionRef<void(int64_t, int64_t, float*)> finish) {
   alignas(64) float sums[kMaxMacro * kMaxMacro][kTileFloats];
-  const PanelShape& shape = product.terms[0].left.shape;
-  const auto multiply = shape.dtype == Dtype::kF32 ? kernels.multiply_f32 : kernels.multiply_bf16;
-  const int64_t packed_rows = shape.packed_rows();
-  for (int t = 0; t < product.term_count; ++t) {
-    const auto& [left, right] = product.terms[t];
-    for (int64_t k = 0; k < packed_rows; k += kStretch) {
-      const int64_t stretch = std::min(kStretch, packed_rows - k);
-      const bool first = t == 0 && k == 0;
-      const bool last = t + 1 == product.term_count && k + stretch == packed_rows;
-      for (int64_t i = 0; i < macro.rows; ++i) {
-        const int64_t from =
-            product.symmetric ? std::max<int64_t>(0, macro.row + i - macro.col) : 0;
-        for (int64_t j = from; j < macro.cols; ++j) {
-          float* sum = sums[i * kMaxMacro + j];
-          multiply(left.panel(macro.row + i) + k * kPackedRowBytes,
-                   right.panel(macro.col + j) + k * kPackedRowBytes, stretch, sum, !first);
-          if (last) finish(macro.row + i, macro.col + j, sum);
-        }
+  const auto multiply = product.terms[0].left.shape.dtype == Dtype::kF32 ? kernels.multiply_f32
+                                                                         : kernels.multiply_bf16;
+  Stretch next = StretchAt(product, macro, 0);
+  bool last = false;
+  for (int64_t s = 0; !last; ++s) {
+    const Stretch stretch = next;
+    next = StretchAt(product, macro, s + 1);
+    last = next.term == nullptr;
+    if (last) next = likely_next();
+    int64_t piece = 0;
+    for (int64_t i = 0; i < macro.rows; ++i) {
+      const int64_t from = product.symmetric ? std::max<int64_t>(0, macro.row + i - macro.col) : 0;
+      for (int64_t j = from; j < macro.cols; ++j) {
+        float* sum = sums[i * kMaxMacro + j];
+        multiply(stretch.term->left.panel(macro.row + i) + stretch.offset,
+                 stretch.term->right.panel(macro.col + j) + stretch.offset, stretch.packed_rows,
+                 sum, s > 0, HalfOf(next, piece++));
+        if (last) finish(macro.row + i, macro.col + j, sum);
       }
     }
   }
@@ -98,8 +128,15 @@ void RunProduct(const KernelTable& kernels, ThreadPool& pool, const Product& pro
                 cols = product.terms[0].right.shape.panels;
   const MacroTiles tiles(rows, cols, product.symmetric,
                          EdgeFor(product, rows, cols, pool.threads()));
-  pool.Run(tiles.count(),
-           [&](int64_t index) { RunMacroTile(kernels, product, tiles.at(index), finish); });
+  std::atomic<int64_t> started{0};  // pieces are started in order
+  const auto likely_next = [&]() -> Stretch {
+    const int64_t index = started.load(std::memory_order_relaxed);
+    return index < tiles.count() ? StretchAt(product, tiles.at(index), 0) : Stretch();
+  };
+  pool.Run(tiles.count(), [&](int64_t index) {
+    started.fetch_add(1, std::memory_order_relaxed);
+    RunMacroTile(kernels, product, tiles.at(index), likely_next, finish);
+  });
 }
 
 }  // namespace dmuon::kernels::cpu
