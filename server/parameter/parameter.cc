@@ -19,15 +19,16 @@ std::string ShapeText(const std::vector<int64_t>& shape) { return absl::StrJoin(
 
 absl::Status CheckShape(const Parameter& p) {
   if (p.shape.empty() || p.shape.size() > kMaxDimensions) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "shape: expected 1 to %d dimensions, got %d", kMaxDimensions, p.shape.size()));
+    return absl::InvalidArgumentError(absl::StrFormat("shape: expected 1 to %d dimensions, got %d",
+                                                      kMaxDimensions, p.shape.size()));
   }
   int64_t numel = 1;
   for (int64_t d : p.shape) {
     if (d < 1 || __builtin_mul_overflow(numel, d, &numel) ||
         numel > std::numeric_limits<int64_t>::max() / 64) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "shape: expected dimensions >= 1 and a size that fits memory, got %s", ShapeText(p.shape)));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("shape: expected dimensions >= 1 and a size that fits memory, got %s",
+                          ShapeText(p.shape)));
     }
   }
   return absl::OkStatus();
@@ -63,8 +64,8 @@ std::vector<Block> DefaultBlocks(const Parameter& p) {
 absl::Status CheckOne(Parameter& p, size_t boundaries) {
   RETURN_IF_ERROR(CheckShape(p));
   if (p.boundary.value() < 0 || p.boundary.index() >= boundaries) {
-    return absl::InvalidArgumentError(absl::StrFormat("boundary: expected an index below %d, got %d",
-                                                      boundaries, p.boundary.value()));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "boundary: expected an index below %d, got %d", boundaries, p.boundary.value()));
   }
   switch (p.route) {
     case Route::kShardedAdamw:
@@ -141,12 +142,12 @@ MatrixShape AsMatrix(const Parameter& parameter) {
 
 absl::Status CheckAndResolve(ParameterTable& table) {
   if (table.parameters.empty() || table.parameters.size() > kMaxParameters) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "parameters: expected 1 to %d, got %d", kMaxParameters, table.parameters.size()));
+    return absl::InvalidArgumentError(absl::StrFormat("parameters: expected 1 to %d, got %d",
+                                                      kMaxParameters, table.parameters.size()));
   }
   if (table.boundaries.empty() || table.boundaries.size() > kMaxParameters) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "boundaries: expected 1 to %d, got %d", kMaxParameters, table.boundaries.size()));
+    return absl::InvalidArgumentError(absl::StrFormat("boundaries: expected 1 to %d, got %d",
+                                                      kMaxParameters, table.boundaries.size()));
   }
   absl::flat_hash_set<std::string> names;
   std::vector<bool> used(table.boundaries.size(), false);
@@ -159,19 +160,19 @@ absl::Status CheckAndResolve(ParameterTable& table) {
       return absl::InvalidArgumentError(
           absl::StrFormat("parameter '%s': the name occurs twice", p.name));
     }
-    RETURN_IF_ERROR(Annotate(CheckOne(p, table.boundaries.size()),
-                             absl::StrFormat("parameter '%s'", p.name)));
+    RETURN_IF_ERROR(
+        Annotate(CheckOne(p, table.boundaries.size()), absl::StrFormat("parameter '%s'", p.name)));
     used[p.boundary.index()] = true;
   }
   for (size_t b = 0; b < used.size(); ++b) {
     if (table.boundaries[b].name.size() > kMaxNameBytes) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "boundary name: expected at most %d bytes, got %d", kMaxNameBytes,
-          table.boundaries[b].name.size()));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("boundary name: expected at most %d bytes, got %d", kMaxNameBytes,
+                          table.boundaries[b].name.size()));
     }
     if (!used[b]) {
-      return absl::InvalidArgumentError(absl::StrFormat("boundary '%s': it has no parameter",
-                                                        table.boundaries[b].name));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("boundary '%s': it has no parameter", table.boundaries[b].name));
     }
   }
   return absl::OkStatus();

@@ -137,7 +137,8 @@ Placement Place(const ParameterTable& table, const Mesh& mesh, const std::vector
     int best = 0;
     for (int s = 1; s < slots; ++s) {
       const double difference = out.load[s] - out.load[best];
-      if (difference < -1e-9 * mean || (difference < 1e-9 * mean && count(s) < count(best))) best = s;
+      if (difference < -1e-9 * mean || (difference < 1e-9 * mean && count(s) < count(best)))
+        best = s;
     }
     out.load[best] += units[u].cost;
     ++share[{units[u].boundary, best}];

@@ -10,11 +10,12 @@
 namespace dmuon::server {
 
 struct Placement {
-  std::vector<SlotId> owner;   // by parameter
-  std::vector<double> cost;    // by parameter: FLOPs plus bytes
-  std::vector<double> load;    // by slot
-  double imbalance = 1;        // max / mean of the loads; 1 when all are 0
-  double lower_bound = 0;      // no placement has a smaller max load: the mean, the largest, or what must share a slot
+  std::vector<SlotId> owner;  // by parameter
+  std::vector<double> cost;   // by parameter: FLOPs plus bytes
+  std::vector<double> load;   // by slot
+  double imbalance = 1;       // max / mean of the loads; 1 when all are 0
+  double lower_bound =
+      0;  // no placement has a smaller max load: the mean, the largest, or what must share a slot
 };
 
 // By parameter. FLOPs of Newton-Schulz with the default options over all blocks, plus the bytes that the route moves.

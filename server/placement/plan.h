@@ -34,10 +34,11 @@ struct Transfer {
 };
 
 struct Plan {
-  std::vector<Transfer> transfers;                    // by parameter
-  std::vector<std::vector<ParameterId>> owned;        // by slot, in the order of boundaries, then of the table
-  std::vector<std::vector<SlotId>> owners;            // by boundary: slots that own something of it
-  std::vector<std::vector<ParameterId>> parameters;   // by boundary, in the order of the table
+  std::vector<Transfer> transfers;  // by parameter
+  std::vector<std::vector<ParameterId>>
+      owned;  // by slot, in the order of boundaries, then of the table
+  std::vector<std::vector<SlotId>> owners;           // by boundary: slots that own something of it
+  std::vector<std::vector<ParameterId>> parameters;  // by boundary, in the order of the table
 };
 
 // What rank `slot` holds of the parameter.

@@ -19,7 +19,7 @@ namespace {
 struct PlannedBlock {
   int64_t begin = 0;  // first element
   int64_t count = 0;
-  double scale = 1;   // s
+  double scale = 1;  // s
   const kernels::NewtonSchulz* newton_schulz = nullptr;
 };
 
@@ -45,6 +45,12 @@ class Muon final : public Update {
 
   // U, then O in its place; behind it Newton-Schulz's own.
   size_t workspace_bytes() const override { return update_bytes() + newton_schulz_bytes_; }
+
+  absl::Status Prepare(std::byte* workspace) override {
+    for (const auto& [rows, plan] : plans_)
+      RETURN_IF_ERROR(plan->Prepare(workspace + update_bytes()));
+    return absl::OkStatus();
+  }
 
   void Compute(kernels::Stream stream, const UpdateInputs& in, std::byte* workspace) override {
     float* update = reinterpret_cast<float*>(workspace);

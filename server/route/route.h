@@ -24,7 +24,7 @@ struct ParameterState {
   float* momentum = nullptr;  // M
   float* exp_avg = nullptr;
   float* exp_avg_sq = nullptr;
-  int64_t adamw_steps = 0;    // updates so far
+  int64_t adamw_steps = 0;       // updates so far
   double* square_sum = nullptr;  // of G, one for each piece of its transfer
 };
 
@@ -45,8 +45,12 @@ class Update {
  public:
   virtual ~Update() = default;
   virtual size_t workspace_bytes() const = 0;
-  virtual void Compute(kernels::Stream stream, const UpdateInputs& inputs, std::byte* workspace) = 0;
-  virtual void Commit(kernels::Stream stream, const UpdateInputs& inputs, const std::byte* workspace) = 0;
+  // Once, before the first Compute, with the workspace that every Compute will be given.
+  virtual absl::Status Prepare(std::byte* /*workspace*/) { return absl::OkStatus(); }
+  virtual void Compute(kernels::Stream stream, const UpdateInputs& inputs,
+                       std::byte* workspace) = 0;
+  virtual void Commit(kernels::Stream stream, const UpdateInputs& inputs,
+                      const std::byte* workspace) = 0;
   // Calls of Newton-Schulz in one Compute, and what each runs ("gram fp32"); 0 and "" where there are none.
   virtual int newton_schulz_calls() const { return 0; }
   virtual std::string kernel() const { return ""; }
@@ -54,13 +58,17 @@ class Update {
 };
 
 // `state` and `backend` must outlive the update.
-absl::StatusOr<std::unique_ptr<Update>> MakeUpdate(kernels::Backend& backend, const Parameter& parameter,
-                                                   const OptimizerSpec& spec, ParameterState& state);
+absl::StatusOr<std::unique_ptr<Update>> MakeUpdate(kernels::Backend& backend,
+                                                   const Parameter& parameter,
+                                                   const OptimizerSpec& spec,
+                                                   ParameterState& state);
 
 // One line each in the list of MakeUpdate.
-absl::StatusOr<std::unique_ptr<Update>> MakeMuon(kernels::Backend& backend, const Parameter& parameter,
+absl::StatusOr<std::unique_ptr<Update>> MakeMuon(kernels::Backend& backend,
+                                                 const Parameter& parameter,
                                                  const OptimizerSpec& spec, ParameterState& state);
-absl::StatusOr<std::unique_ptr<Update>> MakeAdamw(kernels::Backend& backend, const Parameter& parameter,
+absl::StatusOr<std::unique_ptr<Update>> MakeAdamw(kernels::Backend& backend,
+                                                  const Parameter& parameter,
                                                   const OptimizerSpec& spec, ParameterState& state);
 
 // The scale s of a muon update of an out x in block.

@@ -67,11 +67,10 @@ Layout MakeLayout(const ParameterTable& table, const OptimizerSpec& spec, bool z
   }
   layout.grad_bytes = AlignUp(total.grad, 4096);
   layout.weight_bytes = AlignUp(total.weight, 4096);
-  layout.control_bytes =
-      wire::PageLayout::For(static_cast<uint32_t>(table.boundaries.size()),
-                            static_cast<uint32_t>(table.parameters.size()),
-                            static_cast<uint32_t>(spec.groups.size()))
-          .bytes;
+  layout.control_bytes = wire::PageLayout::For(static_cast<uint32_t>(table.boundaries.size()),
+                                               static_cast<uint32_t>(table.parameters.size()),
+                                               static_cast<uint32_t>(spec.groups.size()))
+                             .bytes;
   return layout;
 }
 

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -15,7 +14,6 @@
 #include "server/collective/local_communicator.h"
 #include "server/memory/memfd.h"
 #include "server/session/layout.h"
-#include "server/step/publish.h"
 #include "server/step/verdict.h"
 
 namespace dmuon::server {
@@ -27,23 +25,8 @@ absl::Duration EffectiveTimeout(absl::Duration wanted, absl::Duration limit) {
   return wanted <= absl::ZeroDuration() ? limit : std::min(wanted, limit);
 }
 
-std::string FormsText(const std::vector<std::unique_ptr<Worker>>& workers) {
-  int gram = 0, direct = 0;
-  for (const auto& w : workers) {
-    gram += w->forms().gram;
-    direct += w->forms().direct;
-  }
-  return absl::StrFormat("gram %d, direct %d", gram, direct);
-}
-
-std::string KernelText(const std::vector<std::unique_ptr<Worker>>& workers) {
-  for (const auto& w : workers) {
-    if (!w->forms().kernel.empty()) return w->forms().kernel;
-  }
-  return "";
-}
-
-bool SameNewtonSchulz(const kernels::NewtonSchulzOptions& a, const kernels::NewtonSchulzOptions& b) {
+bool SameNewtonSchulz(const kernels::NewtonSchulzOptions& a,
+                      const kernels::NewtonSchulzOptions& b) {
   return a.form == b.form && a.steps == b.steps && a.coefficients == b.coefficients &&
          a.restarts == b.restarts && a.iteration_dtype == b.iteration_dtype &&
          a.deterministic == b.deterministic;
@@ -133,8 +116,9 @@ absl::Status Session::Gather(Gathering& gathering, int rank, absl::Time deadline
 
 absl::Status Session::CheckSame(const OpenSpec& spec) const {
   const auto mismatch = [&](const std::string& what) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "session '%s': rank %d differs from the rank that came first: %s", name(), spec.rank, what));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("session '%s': rank %d differs from the rank that came first: %s", name(),
+                        spec.rank, what));
   };
   if (!(spec.mesh == context_.mesh)) {
     return mismatch(absl::StrFormat("mesh: expected %d x %d x %d, got %d x %d x %d",
@@ -158,9 +142,9 @@ absl::StatusOr<Opened> Session::Open(const Trainer& trainer, const OpenSpec& spe
   if (same.ok()) {
     Rank& rank = ranks_[spec.rank];
     if (rank.came) {
-      return absl::AlreadyExistsError(absl::StrFormat(
-          "session '%s': rank %d is attached already, by process %d", name(), spec.rank,
-          rank.trainer.pid));
+      return absl::AlreadyExistsError(
+          absl::StrFormat("session '%s': rank %d is attached already, by process %d", name(),
+                          spec.rank, rank.trainer.pid));
     }
     rank = {trainer, true, true};
   } else {
@@ -175,8 +159,10 @@ absl::StatusOr<Opened> Session::Open(const Trainer& trainer, const OpenSpec& spe
   if (state_ == SessionState::kForming) {
     state_ = SessionState::kOpen;
     Log(LogLevel::kInfo, "session_open",
-        {{"session", name()}, {"ranks", context_.slots()},
-         {"parameters", context_.table.parameters.size()}, {"imbalance", placement_.imbalance}});
+        {{"session", name()},
+         {"ranks", context_.slots()},
+         {"parameters", context_.table.parameters.size()},
+         {"imbalance", placement_.imbalance}});
   }
   return Opened{id_, context_.table_digest, placement_};
 }
@@ -184,8 +170,8 @@ absl::StatusOr<Opened> Session::Open(const Trainer& trainer, const OpenSpec& spe
 absl::Status Session::CheckRank(const Trainer& trainer, int rank) const {
   if (!failure_.ok()) return failure_;
   if (rank < 0 || rank >= context_.slots()) {
-    return absl::InvalidArgumentError(absl::StrFormat("session '%s': rank: expected below %d, got %d",
-                                                      name(), context_.slots(), rank));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "session '%s': rank: expected below %d, got %d", name(), context_.slots(), rank));
   }
   if (!ranks_[rank].alive || ranks_[rank].trainer.attachment != trainer.attachment) {
     return absl::FailedPreconditionError(
@@ -196,8 +182,8 @@ absl::Status Session::CheckRank(const Trainer& trainer, int rank) const {
 
 absl::Status Session::CheckOptimizer(const OptimizerSpec& spec) const {
   if (spec.groups.empty() || spec.groups.size() > wire::kMaxGroups) {
-    return absl::InvalidArgumentError(absl::StrFormat("groups: expected 1 to %d, got %d",
-                                                      wire::kMaxGroups, spec.groups.size()));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("groups: expected 1 to %d, got %d", wire::kMaxGroups, spec.groups.size()));
   }
   const std::vector<Parameter>& parameters = context_.table.parameters;
   if (spec.parameters.size() != parameters.size()) {
@@ -207,8 +193,9 @@ absl::Status Session::CheckOptimizer(const OptimizerSpec& spec) const {
   for (size_t p = 0; p < parameters.size(); ++p) {
     const int group = spec.parameters[p].group;
     if (group < 0 || group >= static_cast<int>(spec.groups.size())) {
-      return absl::InvalidArgumentError(absl::StrFormat("parameter '%s': group: expected below %d, got %d",
-                                                        parameters[p].name, spec.groups.size(), group));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("parameter '%s': group: expected below %d, got %d", parameters[p].name,
+                          spec.groups.size(), group));
     }
     if (spec.groups[group].route != parameters[p].route) {
       return absl::InvalidArgumentError(absl::StrFormat(
@@ -219,7 +206,8 @@ absl::Status Session::CheckOptimizer(const OptimizerSpec& spec) const {
   return kernels::Validate(spec.newton_schulz);
 }
 
-absl::StatusOr<Configured> Session::Configure(const Trainer& trainer, int rank, OptimizerSpec spec) {
+absl::StatusOr<Configured> Session::Configure(const Trainer& trainer, int rank,
+                                              OptimizerSpec spec) {
   const absl::Status valid = CheckOptimizer(spec);
   absl::MutexLock lock(&mu_);
   RETURN_IF_ERROR(CheckRank(trainer, rank));
@@ -232,8 +220,9 @@ absl::StatusOr<Configured> Session::Configure(const Trainer& trainer, int rank, 
     spec_ = std::move(spec);
     spec_rank_ = rank;
   } else if (const std::string d = FirstDifference(context_.table, *spec_, spec); !d.empty()) {
-    return FailLocked(absl::InvalidArgumentError(absl::StrFormat(
-        "session '%s': optimizer of rank %d differs from rank %d's: %s", name(), rank, spec_rank_, d)));
+    return FailLocked(absl::InvalidArgumentError(
+        absl::StrFormat("session '%s': optimizer of rank %d differs from rank %d's: %s", name(),
+                        rank, spec_rank_, d)));
   }
   RETURN_IF_ERROR(Gather(configuring_, rank, absl::Now() + formation_timeout_,
                          "configuring the optimizer", [this] { return BuildSlots(); }));
@@ -271,10 +260,11 @@ absl::Status Session::BuildSlots() {
         name(), bytes, slots, limits_.max_bytes));
   }
   if (const uint64_t available = AvailableMemory(); bytes > available) {
-    return absl::ResourceExhaustedError(absl::StrFormat(
-        "session '%s': needs %d bytes (arenas, state and workspace of %d slots), the machine has %d "
-        "available",
-        name(), bytes, slots, available));
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("session '%s': needs %d bytes (arenas, state and workspace of %d slots), "
+                        "the machine has %d "
+                        "available",
+                        name(), bytes, slots, available));
   }
   RETURN_IF_ERROR(BuildArenas());
   for (const auto& worker : workers) RETURN_IF_ERROR(worker->Allocate());
@@ -287,15 +277,16 @@ absl::Status Session::BuildSlots() {
 }
 
 absl::Status Session::BuildArenas() {
-  const wire::PageLayout page = wire::PageLayout::For(
-      static_cast<uint32_t>(context_.table.boundaries.size()),
-      static_cast<uint32_t>(context_.table.parameters.size()),
-      static_cast<uint32_t>(context_.optimizer.groups.size()));
+  const wire::PageLayout page =
+      wire::PageLayout::For(static_cast<uint32_t>(context_.table.boundaries.size()),
+                            static_cast<uint32_t>(context_.table.parameters.size()),
+                            static_cast<uint32_t>(context_.optimizer.groups.size()));
   for (int s = 0; s < context_.slots(); ++s) {
     SlotArenas arenas;
     ASSIGN_OR_RETURN(arenas.control, SealedMemory::Create("dmuon-control", page.bytes));
     ASSIGN_OR_RETURN(arenas.grad, SealedMemory::Create("dmuon-grad", context_.layout.grad_bytes));
-    ASSIGN_OR_RETURN(arenas.weight, SealedMemory::Create("dmuon-weight", context_.layout.weight_bytes));
+    ASSIGN_OR_RETURN(arenas.weight,
+                     SealedMemory::Create("dmuon-weight", context_.layout.weight_bytes));
     arenas.page = wire::ControlPage::Create(arenas.control.data(), page, context_.table_digest);
     arenas.page.header().epoch.store(StepContext::kEpoch);
     context_.arenas.push_back(std::move(arenas));
@@ -321,7 +312,8 @@ absl::StatusOr<ArenaHandle> Session::Arena(const Trainer& trainer, int rank, wir
   if (memory == nullptr) return absl::InvalidArgumentError("arena: not one of the known kinds");
   UniqueFd fd(fcntl(memory->fd(), F_DUPFD_CLOEXEC, 0));
   if (!fd.valid()) {
-    return absl::ResourceExhaustedError(absl::StrFormat("duplicating a descriptor: %s", strerror(errno)));
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("duplicating a descriptor: %s", strerror(errno)));
   }
   return ArenaHandle{std::move(fd), memory->size()};
 }
@@ -360,8 +352,8 @@ absl::StatusOr<uint64_t> Session::Register(const Trainer& trainer, int rank,
     return absl::InvalidArgumentError(
         absl::StrFormat("buffers: expected %d, got %d", std::size(expected), buffers.size()));
   }
-  RETURN_IF_ERROR(Gather(registering_, rank, absl::Now() + formation_timeout_, "registering buffers",
-                         [] { return absl::OkStatus(); }));
+  RETURN_IF_ERROR(Gather(registering_, rank, absl::Now() + formation_timeout_,
+                         "registering buffers", [] { return absl::OkStatus(); }));
   if (state_ == SessionState::kOpen) {
     state_ = SessionState::kReady;
     Log(LogLevel::kInfo, "session_ready", {{"session", name()}, {"ranks", context_.slots()}});
@@ -369,84 +361,7 @@ absl::StatusOr<uint64_t> Session::Register(const Trainer& trainer, int rank,
   return context_.answered_step.load();
 }
 
-// ---- state ---------------------------------------------------------------------------------------------------------
-
-absl::StatusOr<Session::Located> Session::Locate(const std::string& parameter, StateKind kind) const {
-  const std::vector<Parameter>& parameters = context_.table.parameters;
-  const auto it = std::find_if(parameters.begin(), parameters.end(),
-                               [&](const Parameter& p) { return p.name == parameter; });
-  if (it == parameters.end()) {
-    return absl::NotFoundError(
-        absl::StrFormat("session '%s': no parameter '%s'", name(), parameter));
-  }
-  const bool muon = it->route == Route::kMuon;
-  const bool there = kind == StateKind::kWeight || (kind == StateKind::kMomentum ? muon : !muon);
-  if (!there) {
-    return absl::InvalidArgumentError(absl::StrFormat("parameter '%s' on route %s: no such state",
-                                                      parameter, Name(it->route)));
-  }
-  const uint64_t bytes = kind == StateKind::kStep ? sizeof(int64_t) : sizeof(float) * it->numel();
-  return Located{ParameterId(static_cast<int32_t>(it - parameters.begin())), bytes};
-}
-
-absl::StatusOr<uint64_t> Session::StateBytes(const std::string& parameter, StateKind kind) const {
-  ASSIGN_OR_RETURN(const Located located, Locate(parameter, kind));
-  return located.bytes;
-}
-
-// Not older than what any trainer has seen of the last step.
-absl::Status Session::RunAtOwner(ParameterId parameter, absl::FunctionRef<void(kernels::Stream)> work) {
-  {
-    absl::MutexLock lock(&mu_);
-    if (!failure_.ok()) return failure_;
-    if (!built_) {
-      return absl::FailedPreconditionError(
-          absl::StrFormat("session '%s': it is not configured yet", name()));
-    }
-  }
-  const SlotId owner = placement_.owner[parameter.index()];
-  return workers_[owner.index()]->Run(context_.answered_step.load(), work);
-}
-
-absl::StatusOr<std::vector<std::byte>> Session::ReadState(const std::string& parameter, StateKind kind) {
-  ASSIGN_OR_RETURN(const Located located, Locate(parameter, kind));
-  std::vector<std::byte> data(located.bytes);
-  absl::Status device;
-  RETURN_IF_ERROR(RunAtOwner(located.parameter, [&](kernels::Stream stream) {
-    const ParameterState& state = context_.state[located.parameter.index()];
-    if (kind == StateKind::kStep) {
-      std::memcpy(data.data(), &state.adamw_steps, sizeof(int64_t));
-      return;
-    }
-    context_.backend.CopyToHost(stream, data.data(), Array(state, kind), located.bytes);
-    device = context_.backend.Synchronize(stream);
-  }));
-  RETURN_IF_ERROR(device);
-  return data;
-}
-
-absl::Status Session::WriteState(const std::string& parameter, StateKind kind,
-                                 absl::Span<const std::byte> data) {
-  ASSIGN_OR_RETURN(const Located located, Locate(parameter, kind));
-  if (data.size() != located.bytes) {
-    return absl::InvalidArgumentError(absl::StrFormat("parameter '%s': expected %d bytes, got %d",
-                                                      parameter, located.bytes, data.size()));
-  }
-  absl::Status device;
-  RETURN_IF_ERROR(RunAtOwner(located.parameter, [&](kernels::Stream stream) {
-    ParameterState& state = context_.state[located.parameter.index()];
-    if (kind == StateKind::kStep) {
-      std::memcpy(&state.adamw_steps, data.data(), sizeof(int64_t));
-      return;
-    }
-    context_.backend.CopyFromHost(stream, Array(state, kind), data.data(), located.bytes);
-    if (kind == StateKind::kWeight) WriteWeight(context_, stream, located.parameter);
-    device = context_.backend.Synchronize(stream);
-  }));
-  return device;
-}
-
-// ---- the end, and what is told about it ----------------------------------------------------------------------------
+// ---- the end ----------------------------------------------------------------------------------------------------------
 
 absl::Status Session::FailLocked(const absl::Status& why) {
   if (!failure_.ok()) return failure_;
@@ -456,7 +371,9 @@ absl::Status Session::FailLocked(const absl::Status& why) {
     context_.Fail(why);
   } else {
     Log(LogLevel::kWarning, "session_failed",
-        {{"session", name()}, {"code", absl::StatusCodeToString(why.code())}, {"reason", why.message()}});
+        {{"session", name()},
+         {"code", absl::StatusCodeToString(why.code())},
+         {"reason", why.message()}});
   }
   return why;
 }
@@ -498,8 +415,8 @@ bool Session::TrainerGone(AttachmentId attachment) {
     if (!ranks_[r].alive || ranks_[r].trainer.attachment != attachment) continue;
     ours = true;
     ranks_[r].alive = false;
-    const absl::Status why = absl::AbortedError(
-        absl::StrFormat("session '%s': rank %d (process %d) died", name(), r, ranks_[r].trainer.pid));
+    const absl::Status why = absl::AbortedError(absl::StrFormat(
+        "session '%s': rank %d (process %d) died", name(), r, ranks_[r].trainer.pid));
     if (built_) context_.communicator->SetGone(SlotId(static_cast<int32_t>(r)), why);
     FailLocked(why).IgnoreError();
   }
@@ -508,89 +425,13 @@ bool Session::TrainerGone(AttachmentId attachment) {
 
 bool Session::Holds(AttachmentId attachment) const {
   absl::MutexLock lock(&mu_);
-  return std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) {
-    return r.alive && r.trainer.attachment == attachment;
-  });
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [&](const Rank& r) { return r.alive && r.trainer.attachment == attachment; });
 }
 
 bool Session::Abandoned() const {
   absl::MutexLock lock(&mu_);
   return std::none_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.alive; });
-}
-
-SessionDescription Session::Describe() const {
-  absl::MutexLock lock(&mu_);
-  SessionDescription d;
-  d.name = name();
-  d.state = state_;
-  if (state_ == SessionState::kReady && StepUnderWay()) d.state = SessionState::kStepping;
-  if (state_ == SessionState::kReady && built_ && !context_.failure().ok()) {
-    d.state = SessionState::kDegraded;
-  }
-  d.uid = uid_;
-  d.mesh = context_.mesh;
-  d.reshard_after_forward = reshard_after_forward_;
-  d.step = context_.answered_step.load();
-  d.table = context_.table;
-  d.placement = placement_;
-  for (size_t r = 0; r < ranks_.size(); ++r) {
-    if (ranks_[r].came) {
-      d.attachments.push_back({static_cast<int>(r), ranks_[r].trainer.pid, ranks_[r].alive});
-    }
-  }
-  if (built_) {
-    for (const auto& worker : workers_) d.memory.push_back(worker->memory());
-  }
-  return d;
-}
-
-StepReport Session::ReportOf(const LoggedStep& logged) const {
-  const SlotStep& s = logged.merged;
-  StepReport r;
-  r.step = s.step;
-  r.status = s.status;
-  r.outcome = !s.status.ok() ? StepOutcome::kFailed
-              : s.applied    ? StepOutcome::kApplied
-                             : StepOutcome::kSkippedNonfinite;
-  r.total_norm = s.total_norm;
-  r.clip_coefficient = s.clip_coefficient;
-  r.wait = s.wait;
-  r.reduce = s.reduce;
-  r.verdict = s.verdict;
-  r.update = s.update;
-  r.publish = s.publish;
-  r.total = s.total;
-  r.newton_schulz_calls = s.newton_schulz_calls;
-  r.forms = FormsText(workers_);
-  r.kernel = KernelText(workers_);
-  r.at = logged.at;
-  return r;
-}
-
-absl::StatusOr<StepReport> Session::StepResult(uint64_t step) const {
-  {
-    absl::MutexLock lock(&mu_);
-    if (!built_) return absl::NotFoundError(absl::StrFormat("session '%s': no step yet", name()));
-  }
-  LoggedStep logged;
-  if (!context_.log->Find(step, &logged)) {
-    return absl::NotFoundError(absl::StrFormat("session '%s': step %d is not remembered", name(), step));
-  }
-  return ReportOf(logged);
-}
-
-std::vector<StepReport> Session::Steps(uint64_t after, absl::Duration timeout) const {
-  {
-    const absl::Time deadline = absl::Now() + timeout;
-    absl::MutexLock lock(&mu_);
-    const auto built = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return built_ || !failure_.ok(); };
-    mu_.AwaitWithDeadline(absl::Condition(&built), deadline);
-    if (!built_) return {};
-    timeout = deadline - absl::Now();
-  }
-  std::vector<StepReport> reports;
-  for (const LoggedStep& logged : context_.log->After(after, timeout)) reports.push_back(ReportOf(logged));
-  return reports;
 }
 
 }  // namespace dmuon::server

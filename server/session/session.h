@@ -42,11 +42,13 @@ class Session {
   absl::StatusOr<Opened> Open(const Trainer& trainer, const OpenSpec& spec);
   absl::StatusOr<Configured> Configure(const Trainer& trainer, int rank, OptimizerSpec spec);
   absl::StatusOr<ArenaHandle> Arena(const Trainer& trainer, int rank, wire::ArenaKind kind);
-  absl::StatusOr<uint64_t> Register(const Trainer& trainer, int rank, const std::vector<Buffer>& buffers);
+  absl::StatusOr<uint64_t> Register(const Trainer& trainer, int rank,
+                                    const std::vector<Buffer>& buffers);
   absl::StatusOr<StepReport> StepResult(uint64_t step) const;
   absl::StatusOr<uint64_t> StateBytes(const std::string& parameter, StateKind kind) const;
   absl::StatusOr<std::vector<std::byte>> ReadState(const std::string& parameter, StateKind kind);
-  absl::Status WriteState(const std::string& parameter, StateKind kind, absl::Span<const std::byte> data);
+  absl::Status WriteState(const std::string& parameter, StateKind kind,
+                          absl::Span<const std::byte> data);
   absl::Status Close(const Trainer& trainer, int rank);
 
   // A process is gone. True when it was one of this session's ranks.
@@ -73,12 +75,13 @@ class Session {
   };
   struct Rank {
     Trainer trainer;
-    bool came = false;    // has opened the session
-    bool alive = false;   // attached, and not closed
+    bool came = false;   // has opened the session
+    bool alive = false;  // attached, and not closed
   };
 
   absl::Status Gather(Gathering& gathering, int rank, absl::Time deadline, absl::string_view what,
-                      absl::FunctionRef<absl::Status()> complete) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+                      absl::FunctionRef<absl::Status()> complete)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckRank(const Trainer& trainer, int rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status FailLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckSame(const OpenSpec& spec) const;

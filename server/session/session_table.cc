@@ -144,8 +144,8 @@ absl::StatusOr<Opened> SessionTable::Open(const Trainer& trainer, OpenSpec spec)
   }
   RETURN_IF_ERROR(Check(spec.mesh));
   if (spec.rank < 0 || spec.rank >= spec.mesh.world_size()) {
-    return absl::InvalidArgumentError(absl::StrFormat("rank: expected 0 to %d, got %d",
-                                                      spec.mesh.world_size() - 1, spec.rank));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("rank: expected 0 to %d, got %d", spec.mesh.world_size() - 1, spec.rank));
   }
   RETURN_IF_ERROR(CheckAndResolve(spec.table));
   ASSIGN_OR_RETURN(const std::shared_ptr<Session> session, impl_->Join(trainer, spec));
@@ -282,8 +282,8 @@ absl::StatusOr<std::vector<StepReport>> SessionTable::Steps(const std::string& n
   if (session == nullptr) return absl::NotFoundError(absl::StrFormat("no session '%s'", name));
   std::vector<StepReport> reports = session->Steps(after, timeout);
   if (reports.empty() && !session->failure().ok()) {
-    return absl::NotFoundError(absl::StrFormat("session '%s' has ended: %s", name,
-                                               session->failure().message()));
+    return absl::NotFoundError(
+        absl::StrFormat("session '%s' has ended: %s", name, session->failure().message()));
   }
   return reports;
 }

@@ -45,9 +45,11 @@ class SessionTable {
   // Collective. Creates the session with its first rank.
   absl::StatusOr<Opened> Open(const Trainer& trainer, OpenSpec spec);
   // Collective, after Open.
-  absl::StatusOr<Configured> Configure(const Trainer& trainer, SessionId id, int rank, OptimizerSpec spec);
+  absl::StatusOr<Configured> Configure(const Trainer& trainer, SessionId id, int rank,
+                                       OptimizerSpec spec);
   // After Configure. For the attach socket.
-  absl::StatusOr<ArenaHandle> Arena(const Trainer& trainer, SessionId id, int rank, wire::ArenaKind kind);
+  absl::StatusOr<ArenaHandle> Arena(const Trainer& trainer, SessionId id, int rank,
+                                    wire::ArenaKind kind);
   // Collective, after Configure: READY, and version `step` is published. Returns the last committed step.
   absl::StatusOr<uint64_t> Register(const Trainer& trainer, SessionId id, int rank,
                                     const std::vector<Buffer>& buffers);
@@ -55,14 +57,14 @@ class SessionTable {
   absl::StatusOr<StepReport> StepResult(const Trainer& trainer, SessionId id, uint64_t step);
   // Size of one parameter's state: what ReadState returns and WriteState takes. After Open; does not wait. Lets a caller
   // check a size that a trainer claims before it allocates. INVALID_ARGUMENT: the parameter has no such state.
-  absl::StatusOr<uint64_t> StateBytes(const Trainer& trainer, SessionId id, const std::string& parameter,
-                                      StateKind kind) const;
+  absl::StatusOr<uint64_t> StateBytes(const Trainer& trainer, SessionId id,
+                                      const std::string& parameter, StateKind kind) const;
   // Bytes of one parameter's state: fp32 in row-major order; kStep one int64.
   absl::StatusOr<std::vector<std::byte>> ReadState(const Trainer& trainer, SessionId id,
                                                    const std::string& parameter, StateKind kind);
   // After Configure. Weights that are written once READY are published to all ranks at the same version.
-  absl::Status WriteState(const Trainer& trainer, SessionId id, const std::string& parameter, StateKind kind,
-                          absl::Span<const std::byte> data);
+  absl::Status WriteState(const Trainer& trainer, SessionId id, const std::string& parameter,
+                          StateKind kind, absl::Span<const std::byte> data);
   // The rank leaves. With the last one the session is gone, and its memory.
   absl::Status Close(const Trainer& trainer, SessionId id, int rank);
 
@@ -73,7 +75,8 @@ class SessionTable {
   std::vector<SessionDescription> List() const;
   absl::StatusOr<SessionDescription> Describe(const std::string& name) const;
   // Remembered reports of steps > `after`, oldest first; waits up to `timeout` for the first. NOT_FOUND when closed.
-  absl::StatusOr<std::vector<StepReport>> Steps(const std::string& name, uint64_t after, absl::Duration timeout) const;
+  absl::StatusOr<std::vector<StepReport>> Steps(const std::string& name, uint64_t after,
+                                                absl::Duration timeout) const;
 
   // Refuses new sessions from now on. Steps under way are finished.
   void StartDrain();

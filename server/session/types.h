@@ -20,8 +20,9 @@
 
 namespace dmuon::server {
 
-using AttachmentId = StrongId<struct AttachmentTag, uint64_t>;  // one attached process; never reused
-using SessionId = StrongId<struct SessionTag, uint64_t>;        // never reused
+using AttachmentId =
+    StrongId<struct AttachmentTag, uint64_t>;             // one attached process; never reused
+using SessionId = StrongId<struct SessionTag, uint64_t>;  // never reused
 
 // A trainer process, as the kernel vouches for it.
 struct Trainer {
@@ -119,12 +120,12 @@ struct StepReport {
   absl::Status status;
   double total_norm = 0;
   double clip_coefficient = 1;
-  double wait = 0;     // STEP record of the first rank to that of the last
+  double wait = 0;  // STEP record of the first rank to that of the last
   double reduce = 0;
   double verdict = 0;
   double update = 0;
   double publish = 0;
-  double total = 0;    // last STEP record to the last published boundary
+  double total = 0;  // last STEP record to the last published boundary
   int newton_schulz_calls = 0;
   std::string forms;
   std::string kernel;

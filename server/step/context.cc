@@ -24,7 +24,9 @@ void StepContext::Fail(const absl::Status& why) {
     failure_ = why;
   }
   Log(LogLevel::kWarning, "session_failed",
-      {{"session", name}, {"code", absl::StatusCodeToString(why.code())}, {"reason", why.message()}});
+      {{"session", name},
+       {"code", absl::StatusCodeToString(why.code())},
+       {"reason", why.message()}});
   for (SlotArenas& slot : arenas) {
     wire::PageHeader& header = slot.page.header();
     WriteText(why.message(), header.failure, sizeof(header.failure));

@@ -79,7 +79,8 @@ bool Progress::Until(absl::FunctionRef<bool()> done, absl::Time deadline) {
     if (stopped()) return false;
     const absl::Duration left = deadline - absl::Now();
     if (left <= absl::ZeroDuration()) return false;
-    if (waiting_tasks_.load(std::memory_order_acquire) > 0 && page.DaemonDoorbell() != seen) continue;
+    if (waiting_tasks_.load(std::memory_order_acquire) > 0 && page.DaemonDoorbell() != seen)
+      continue;
     page.DaemonWait(seen, std::min(left, kLookAgain));
   }
 }

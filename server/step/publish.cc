@@ -7,9 +7,11 @@ namespace {
 
 void WriteInto(StepContext& context, kernels::Stream stream, ParameterId p, SlotId slot) {
   const Dtype dtype = context.optimizer.parameters[p.index()].param_dtype;
-  std::byte* to = context.arenas[slot.index()].weight.data() + context.layout.weight_offset[p.index()];
+  std::byte* to =
+      context.arenas[slot.index()].weight.data() + context.layout.weight_offset[p.index()];
   const Region held = HeldBy(context.parameter(p), context.mesh, slot);
-  context.backend.Publish(stream, context.state[p.index()].weight + held.begin, dtype, to, held.size());
+  context.backend.Publish(stream, context.state[p.index()].weight + held.begin, dtype, to,
+                          held.size());
 }
 
 bool AllAt(const StepContext& context, const std::vector<ParameterId>& parameters, uint64_t step) {

@@ -60,8 +60,7 @@ absl::Status RecordTable::Accept(const wire::Record& record) {
     case wire::RecordType::kDiscard: return Discard(record);
     case wire::RecordType::kMaterialize: return Materialize(record);
     case wire::RecordType::kRelease: return Release(record);
-    case wire::RecordType::kPrepare:
-      return absl::UnimplementedError("PREPARE is not built yet");
+    case wire::RecordType::kPrepare: return absl::UnimplementedError("PREPARE is not built yet");
     case wire::RecordType::kUnspecified: break;
   }
   return absl::InvalidArgumentError("type: not one of the known records");
@@ -69,8 +68,8 @@ absl::Status RecordTable::Accept(const wire::Record& record) {
 
 absl::Status RecordTable::GradsReady(const wire::Record& record) {
   if (record.boundary >= micros_.size()) {
-    return absl::InvalidArgumentError(absl::StrFormat("boundary: expected an index below %d, got %d",
-                                                      micros_.size(), record.boundary));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "boundary: expected an index below %d, got %d", micros_.size(), record.boundary));
   }
   if (step_.has_value()) return absl::FailedPreconditionError("gradients behind an open STEP");
   if (record.generation != generation_) {
@@ -122,18 +121,18 @@ void RecordTable::EndStep(uint64_t next_generation) {
 }
 
 absl::Status RecordTable::Materialize(const wire::Record& record) {
-  if (!context_.z3) return absl::FailedPreconditionError("MATERIALIZE in a session without windows");
+  if (!context_.z3)
+    return absl::FailedPreconditionError("MATERIALIZE in a session without windows");
   if (record.boundary >= micros_.size()) {
-    return absl::InvalidArgumentError(absl::StrFormat("boundary: expected an index below %d, got %d",
-                                                      micros_.size(), record.boundary));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "boundary: expected an index below %d, got %d", micros_.size(), record.boundary));
   }
   const int boundary = static_cast<int>(record.boundary);
   int& holder = window_holder_[context_.layout.window[boundary]];
   if (holder >= 0 && holder != boundary) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("boundary '%s': its window is held by '%s'",
-                        context_.table.boundaries[boundary].name,
-                        context_.table.boundaries[holder].name));
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "boundary '%s': its window is held by '%s'", context_.table.boundaries[boundary].name,
+        context_.table.boundaries[holder].name));
   }
   holder = boundary;
   if (materializations_.size() == micros_.size()) {
@@ -146,8 +145,8 @@ absl::Status RecordTable::Materialize(const wire::Record& record) {
 absl::Status RecordTable::Release(const wire::Record& record) {
   if (!context_.z3) return absl::FailedPreconditionError("RELEASE in a session without windows");
   if (record.boundary >= micros_.size()) {
-    return absl::InvalidArgumentError(absl::StrFormat("boundary: expected an index below %d, got %d",
-                                                      micros_.size(), record.boundary));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "boundary: expected an index below %d, got %d", micros_.size(), record.boundary));
   }
   int& holder = window_holder_[context_.layout.window[record.boundary]];
   if (holder == static_cast<int>(record.boundary)) holder = -1;

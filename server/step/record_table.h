@@ -50,10 +50,10 @@ class RecordTable {
   StepContext& context_;
   const SlotId slot_;
   uint64_t generation_ = 1;
-  std::vector<uint32_t> micros_;        // by boundary: micros that came in this generation
+  std::vector<uint32_t> micros_;  // by boundary: micros that came in this generation
   std::optional<wire::Record> step_;
   std::vector<Materialization> materializations_;
-  std::vector<int> window_holder_;      // by window: the boundary that holds it, -1 = none (Z3)
+  std::vector<int> window_holder_;  // by window: the boundary that holds it, -1 = none (Z3)
 };
 
 }  // namespace dmuon::server

@@ -78,14 +78,13 @@ void Reducer::ReadMicro(BoundaryId boundary, Progress& progress) {
                           context_.layout.grad_offset[p.index()] +
                           piece.range.begin * ByteSize(dtype));
       }
-      context_.backend.MeanOverRanks(stream_,
-                                     {.inputs = inputs_,
-                                      .dtype = dtype,
-                                      .count = piece.range.size(),
-                                      .divisor = static_cast<float>(piece.holders.size()),
-                                      .accumulate = micro > 0,
-                                      .mean = state.gradient + piece.range.begin,
-                                      .square_sum = square_sum++});
+      context_.backend.MeanOverRanks(stream_, {.inputs = inputs_,
+                                               .dtype = dtype,
+                                               .count = piece.range.size(),
+                                               .divisor = static_cast<float>(piece.holders.size()),
+                                               .accumulate = micro > 0,
+                                               .mean = state.gradient + piece.range.begin,
+                                               .square_sum = square_sum++});
     }
   }
   // What a device could not read it will not be able to commit either: the verdict sees the failure.

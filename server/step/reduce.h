@@ -39,9 +39,9 @@ class Reducer {
   StepContext& context_;
   const SlotId slot_;
   const kernels::Stream stream_;
-  std::vector<BoundaryId> boundaries_;                // in which this slot owns something
-  std::vector<std::vector<ParameterId>> owned_;       // by boundary
-  std::vector<Progress> progress_;                    // by boundary
+  std::vector<BoundaryId> boundaries_;           // in which this slot owns something
+  std::vector<std::vector<ParameterId>> owned_;  // by boundary
+  std::vector<Progress> progress_;               // by boundary
   std::vector<const void*> inputs_;
   double seconds_ = 0;
 };

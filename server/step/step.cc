@@ -17,7 +17,8 @@ namespace {
 double Since(absl::Time start) { return absl::ToDoubleSeconds(absl::Now() - start); }
 
 std::string RankList(const std::vector<SlotId>& slots) {
-  return absl::StrJoin(slots, ", ", [](std::string* out, SlotId s) { absl::StrAppend(out, s.value()); });
+  return absl::StrJoin(slots, ", ",
+                       [](std::string* out, SlotId s) { absl::StrAppend(out, s.value()); });
 }
 
 }  // namespace
@@ -31,16 +32,18 @@ void Step::Run() {
   if (!arrived.ok()) return AnswerFailure(record, arrived.status());
   const absl::Time start = absl::Now();
 
-  const absl::StatusOr<Judged> judged = Judge(Reduce(*arrived));  // 1 reduce, and the verdict: all slots agree
+  const absl::StatusOr<Judged> judged =
+      Judge(Reduce(*arrived));  // 1 reduce, and the verdict: all slots agree
   if (!judged.ok()) return AnswerFailure(record, judged.status());
 
   const Clipped clipped = Clip(*judged);  // 2 clip: a coefficient for the gradients
-  Answer(clipped);                        //   the trainer goes on; what follows is finished whatever becomes of it
+  Answer(clipped);  //   the trainer goes on; what follows is finished whatever becomes of it
   for (size_t i = 0; i < owned_.size(); ++i) {
-    const Updated updated = ComputeUpdate(i, clipped);        // 3 update: momentum, Newton-Schulz
-    const Committed committed = Commit(updated, clipped);     //   commit: this parameter flips to the new version
-    Publish(committed);                                       // 4 publish: into every trainer's WEIGHT arena
-    progress_.Once();                                         //   nobody waits for this slot meanwhile
+    const Updated updated = ComputeUpdate(i, clipped);  // 3 update: momentum, Newton-Schulz
+    const Committed committed =
+        Commit(updated, clipped);  //   commit: this parameter flips to the new version
+    Publish(committed);            // 4 publish: into every trainer's WEIGHT arena
+    progress_.Once();              //   nobody waits for this slot meanwhile
   }
 
   report_.total = Since(start);
@@ -65,15 +68,16 @@ Step::Step(StepContext& context, SlotId slot, kernels::Stream stream, Progress& 
 
 bool Step::AnswerOutOfOrder(const wire::Record& record) {
   const uint64_t committed = progress_.step();
-  if (record.step == committed + 1 && record.generation >= context_.floor_generation.load()) return false;
+  if (record.step == committed + 1 && record.generation >= context_.floor_generation.load())
+    return false;
   report_ = {.step = record.step};
   absl::Status status;
   uint64_t next = record.generation;
   if (record.step == committed && committed > 0) {
     // The same STEP again: the same answer, and no second update.
   } else if (record.step != committed + 1) {
-    status = absl::FailedPreconditionError(absl::StrFormat(
-        "step id: expected %d, got %d", committed + 1, record.step));
+    status = absl::FailedPreconditionError(
+        absl::StrFormat("step id: expected %d, got %d", committed + 1, record.step));
   } else {
     next = context_.floor_generation.load();
     status = absl::AbortedError(absl::StrFormat(
@@ -103,7 +107,8 @@ absl::StatusOr<Step::Arrived> Step::Gather(const wire::Record& record) {
   }
   report_.wait = static_cast<double>(last - first) * 1e-9;
   RETURN_IF_ERROR(CheckArrivals(context_, messages_, gathered_));
-  RETURN_IF_ERROR(CheckHyper(context_, record.step, hyper_));  // the same on all ranks, so is the answer
+  RETURN_IF_ERROR(
+      CheckHyper(context_, record.step, hyper_));  // the same on all ranks, so is the answer
   return Arrived{gathered_};
 }
 
@@ -150,9 +155,10 @@ absl::StatusOr<Step::Judged> Step::Judge(Reduced) {
   judged.total_norm = std::sqrt(total);
   report_.verdict = Since(start);
   if (!judged.finite && context_.optimizer.nonfinite == Nonfinite::kError) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "step %d: a gradient is not finite, and the policy for that is 'error'; nothing was changed",
-        report_.step));
+    return absl::FailedPreconditionError(
+        absl::StrFormat("step %d: a gradient is not finite, and the policy for that is 'error'; "
+                        "nothing was changed",
+                        report_.step));
   }
   if (context_.optimizer.nonfinite == Nonfinite::kApply) judged.finite = true;
   return judged;
@@ -253,7 +259,8 @@ absl::Status Step::WaitForRound(absl::Time deadline) {
     }
     return communicator.State(slot_) != RoundState::kOpen;
   };
-  if (!progress_.Until(over, absl::InfiniteFuture())) return absl::CancelledError("the session has ended");
+  if (!progress_.Until(over, absl::InfiniteFuture()))
+    return absl::CancelledError("the session has ended");
   if (communicator.State(slot_) == RoundState::kAborted) return communicator.Cause(slot_);
   return absl::OkStatus();
 }
@@ -265,8 +272,8 @@ absl::Status Step::AbortCause(absl::Time deadline) const {
     // Gone, but what it had sent counts.
     const std::vector<SlotId> missing = communicator.Missing(slot_);
     if (std::find(missing.begin(), missing.end(), SlotId(s)) == missing.end()) continue;
-    return absl::AbortedError(absl::StrFormat("step %d: %s", report_.step,
-                                              communicator.Gone(SlotId(s)).message()));
+    return absl::AbortedError(
+        absl::StrFormat("step %d: %s", report_.step, communicator.Gone(SlotId(s)).message()));
   }
   if (absl::Now() >= deadline) {
     return absl::DeadlineExceededError(absl::StrFormat(

@@ -81,13 +81,13 @@ class Step {
   Messages messages_;
   std::vector<absl::Span<const std::byte>> gathered_;
   std::vector<wire::GroupHyper> hyper_;
-  std::vector<bool> present_;         // by owned parameter: some rank had a gradient
-  std::vector<double> square_sums_;   // by owned parameter
-  std::vector<double> norms_squared_; // by parameter, of all slots
+  std::vector<bool> present_;          // by owned parameter: some rank had a gradient
+  std::vector<double> square_sums_;    // by owned parameter
+  std::vector<double> norms_squared_;  // by parameter, of all slots
   uint64_t generation_ = 0;
-  uint64_t latest_generation_ = 0;    // of all ranks
-  uint64_t answered_ = 0;             // STEP records of this trainer that were answered
-  uint32_t last_flags_ = 0;           // of the last committed step, for a STEP that comes twice
+  uint64_t latest_generation_ = 0;  // of all ranks
+  uint64_t answered_ = 0;           // STEP records of this trainer that were answered
+  uint32_t last_flags_ = 0;         // of the last committed step, for a STEP that comes twice
   SlotStep report_;
 };
 

@@ -127,9 +127,9 @@ absl::Status CheckArrivals(const StepContext& context, const Messages& messages,
         first.step, BySide(collect([](const Arrival& a) { return a.generation; }))));
   }
   if (!micros) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "step %d: ranks ran different numbers of backward passes: %s", first.step,
-        BySide(collect([](const Arrival& a) { return a.micros; }))));
+    return absl::FailedPreconditionError(
+        absl::StrFormat("step %d: ranks ran different numbers of backward passes: %s", first.step,
+                        BySide(collect([](const Arrival& a) { return a.micros; }))));
   }
   if (!clips) {
     return absl::InvalidArgumentError(
@@ -158,9 +158,9 @@ absl::Status CheckHyper(const StepContext& context, uint64_t step,
     const Group& group = context.optimizer.groups[g];
     const auto in_range = [&](const char* field, double value, double below) -> absl::Status {
       if (value >= 0 && value < below) return absl::OkStatus();
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "step %d: group '%s': %s: expected a number from 0 to below %g, got %g", step, group.name,
-          field, below, value));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("step %d: group '%s': %s: expected a number from 0 to below %g, got %g",
+                          step, group.name, field, below, value));
     };
     constexpr double kInfinity = std::numeric_limits<double>::infinity();
     RETURN_IF_ERROR(in_range("lr", hyper[g].lr, kInfinity));

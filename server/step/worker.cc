@@ -69,6 +69,9 @@ absl::Status Worker::Allocate() {
     context_.state[p.index()].square_sum = sums;
     sums += context_.plan.transfers[p.index()].pieces.size();
   }
+  for (const auto& update : planned_) {
+    RETURN_IF_ERROR(update->Prepare(static_cast<std::byte*>(workspace_)));
+  }
   progress_ = std::make_unique<Progress>(context_, slot_, stream_);
   step_ = std::make_unique<Step>(context_, slot_, stream_, *progress_, std::move(planned_),
                                  static_cast<std::byte*>(workspace_));

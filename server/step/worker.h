@@ -29,7 +29,9 @@ class Worker {
   // Starts the thread. Once, after every slot's worker has allocated.
   void Start();
   // Any thread. A step under way is finished, then the thread ends.
-  void Stop() { if (progress_) progress_->Stop(); }
+  void Stop() {
+    if (progress_) progress_->Stop();
+  }
   // As Progress::Run.
   absl::Status Run(uint64_t step, absl::FunctionRef<void(kernels::Stream)> work) {
     return progress_->Run(step, work);

@@ -12,7 +12,8 @@ void StepLog::Add(const SlotStep& part) {
   absl::MutexLock lock(&mu_);
   LoggedStep* newest = count_ == 0 ? nullptr : &ring_[(count_ - 1) % ring_.size()];
   const bool same_attempt = newest != nullptr && newest->merged.step == part.step &&
-                            newest->slots < slots_ && newest->merged.status.code() == part.status.code();
+                            newest->slots < slots_ &&
+                            newest->merged.status.code() == part.status.code();
   if (!same_attempt) {
     newest = &ring_[count_ % ring_.size()];
     ++count_;

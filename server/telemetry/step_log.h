@@ -16,8 +16,8 @@ namespace dmuon::server {
 // One slot's share of one step. Durations in seconds.
 struct SlotStep {
   uint64_t step = 0;
-  bool applied = true;      // false: skipped for a non-finite gradient
-  absl::Status status;      // of a failed step
+  bool applied = true;  // false: skipped for a non-finite gradient
+  absl::Status status;  // of a failed step
   double total_norm = 0;
   double clip_coefficient = 1;
   double wait = 0, reduce = 0, verdict = 0, update = 0, publish = 0, total = 0;

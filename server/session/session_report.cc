@@ -1,0 +1,106 @@
+// What a session tells about itself: its description and its steps.
+
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "server/session/session.h"
+
+namespace dmuon::server {
+namespace {
+
+std::string FormsText(const std::vector<std::unique_ptr<Worker>>& workers) {
+  int gram = 0, direct = 0;
+  for (const auto& w : workers) {
+    gram += w->forms().gram;
+    direct += w->forms().direct;
+  }
+  return absl::StrFormat("gram %d, direct %d", gram, direct);
+}
+
+std::string KernelText(const std::vector<std::unique_ptr<Worker>>& workers) {
+  for (const auto& w : workers) {
+    if (!w->forms().kernel.empty()) return w->forms().kernel;
+  }
+  return "";
+}
+
+}  // namespace
+
+SessionDescription Session::Describe() const {
+  absl::MutexLock lock(&mu_);
+  SessionDescription d;
+  d.name = name();
+  d.state = state_;
+  if (state_ == SessionState::kReady && StepUnderWay()) d.state = SessionState::kStepping;
+  if (state_ == SessionState::kReady && built_ && !context_.failure().ok()) {
+    d.state = SessionState::kDegraded;
+  }
+  d.uid = uid_;
+  d.mesh = context_.mesh;
+  d.reshard_after_forward = reshard_after_forward_;
+  d.step = context_.answered_step.load();
+  d.table = context_.table;
+  d.placement = placement_;
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    if (ranks_[r].came) {
+      d.attachments.push_back({static_cast<int>(r), ranks_[r].trainer.pid, ranks_[r].alive});
+    }
+  }
+  if (built_) {
+    for (const auto& worker : workers_) d.memory.push_back(worker->memory());
+  }
+  return d;
+}
+
+StepReport Session::ReportOf(const LoggedStep& logged) const {
+  const SlotStep& s = logged.merged;
+  StepReport r;
+  r.step = s.step;
+  r.status = s.status;
+  r.outcome = !s.status.ok() ? StepOutcome::kFailed
+              : s.applied    ? StepOutcome::kApplied
+                             : StepOutcome::kSkippedNonfinite;
+  r.total_norm = s.total_norm;
+  r.clip_coefficient = s.clip_coefficient;
+  r.wait = s.wait;
+  r.reduce = s.reduce;
+  r.verdict = s.verdict;
+  r.update = s.update;
+  r.publish = s.publish;
+  r.total = s.total;
+  r.newton_schulz_calls = s.newton_schulz_calls;
+  r.forms = FormsText(workers_);
+  r.kernel = KernelText(workers_);
+  r.at = logged.at;
+  return r;
+}
+
+absl::StatusOr<StepReport> Session::StepResult(uint64_t step) const {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!built_) return absl::NotFoundError(absl::StrFormat("session '%s': no step yet", name()));
+  }
+  LoggedStep logged;
+  if (!context_.log->Find(step, &logged)) {
+    return absl::NotFoundError(
+        absl::StrFormat("session '%s': step %d is not remembered", name(), step));
+  }
+  return ReportOf(logged);
+}
+
+std::vector<StepReport> Session::Steps(uint64_t after, absl::Duration timeout) const {
+  {
+    const absl::Time deadline = absl::Now() + timeout;
+    absl::MutexLock lock(&mu_);
+    const auto built = [this]()
+                           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return built_ || !failure_.ok(); };
+    mu_.AwaitWithDeadline(absl::Condition(&built), deadline);
+    if (!built_) return {};
+    timeout = deadline - absl::Now();
+  }
+  std::vector<StepReport> reports;
+  for (const LoggedStep& logged : context_.log->After(after, timeout))
+    reports.push_back(ReportOf(logged));
+  return reports;
+}
+
+}  // namespace dmuon::server
