@@ -94,7 +94,8 @@ absl::StatusOr<std::unique_ptr<NewtonSchulz>> PlanOnCpu(const KernelTable& kerne
   if (form == NsForm::kGram) {
     // Mixed too iterates on its m x m matrices in fp32.
     restarts = Restarts(options, Dtype::kF32);
-    RETURN_IF_ERROR(CheckRestarts(schedule, restarts, Dtype::kF32));
+    if (options.restarts.has_value())
+      RETURN_IF_ERROR(CheckRestarts(schedule, restarts, Dtype::kF32));
     apply_in_between = !restarts.empty();
   }
   const int slots = form == NsForm::kGram ? MatrixOps::kSymmetricSlots : 2;

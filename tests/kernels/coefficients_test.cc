@@ -125,10 +125,10 @@ TEST(Restarts, DerivedOnesHoldTheBoundOfTheirDtype) {
   }
 }
 
-TEST(Restarts, DefaultSetNeedsNoneInFp32AndOneInHalfPrecision) {
+TEST(Restarts, DefaultSetNeedsNoneInFp32OneInFp16AndTwoInBf16) {
   EXPECT_THAT(DeriveRestarts(PolarExpress(), Dtype::kF32), ElementsAre());
   EXPECT_EQ(DeriveRestarts(PolarExpress(), Dtype::kF16).size(), 1);
-  EXPECT_EQ(DeriveRestarts(PolarExpress(), Dtype::kBF16).size(), 1);
+  EXPECT_THAT(DeriveRestarts(PolarExpress(), Dtype::kBF16), ElementsAre(2, 4));
 }
 
 TEST(Flops, CountTheFormThatRuns) {

@@ -183,12 +183,12 @@ TEST_P(EachKernel, EveryCoefficientSetGivesItsOwnPolynomial) {
 TEST_P(EachKernel, RestartsGiveTheSamePolynomial) {
   const Matrix<float> in = reference::Gaussian(70, 300, kSeed);
   const Matrix<double> exact = reference::NewtonSchulz(in, Schedule({}));
-  for (const std::vector<int>& restarts : {std::vector<int>{}, {2}, {3}, {1, 3}, {1, 2, 3, 4}}) {
+  for (const std::vector<int>& restarts : {std::vector<int>{}, {2}, {3}, {2, 4}, {1, 2, 3, 4}}) {
     NewtonSchulzOptions options;
     options.restarts = restarts;
     options.iteration_dtype = Dtype::kF32;
     EXPECT_LE(reference::RelativeError(runner_.Run(options, in), exact), 1e-5);
-    if (restarts.empty()) continue;  // refused in bf16, where it explodes
+    if (restarts.size() < 2) continue;  // refused in bf16, where hard spectra explode
     options.iteration_dtype = Dtype::kBF16;
     EXPECT_LE(reference::RelativeError(runner_.Run(options, in), exact), 2e-2);
   }
