@@ -17,16 +17,20 @@ NAMES
 NAME=${1:-}
 shift || true
 case $NAME in
-  latency) TARGET=latency_bench RUN=("$BUILD/bin/latency_bench") SOURCE=tests/benchmark/latency_bench.cc ;;
-  ns | step) TARGET='' RUN=(python "tests/benchmark/$NAME.py") SOURCE=tests/benchmark/$NAME.py ;;
+  latency) SOURCE=latency_bench.cc RUN=("$BUILD/bin/latency_bench") TARGETS=(latency_bench dmuond) ;;
+  ns) SOURCE=ns.py RUN=(python tests/benchmark/ns.py) TARGETS=(dmuon_ns_bench) ;;
+  step) SOURCE=step.py RUN=(python tests/benchmark/step.py) TARGETS=(dmuond dmuon_python) ;;
   *)
     { [ -n "$NAME" ] && echo "no benchmark '$NAME'; there are:" || echo 'usage: scripts/bench.sh NAME, one of:'; } >&2
     names >&2
     exit 2
     ;;
 esac
-[ -f "$SOURCE" ] || die "$NAME: not built yet ($SOURCE is not there)" 4
+[ -f "tests/benchmark/$SOURCE" ] || die "$NAME: not built yet (tests/benchmark/$SOURCE is not there)" 4
 
-"$ROOT/scripts/setup.sh" >&2
-[ -z "$TARGET" ] || [ -x "${RUN[0]}" ] || build dev "$TARGET" >&2
+{
+  "$ROOT/scripts/setup.sh" --no-build
+  configure dev
+  build dev "${TARGETS[@]}"
+} >&2
 exec "${RUN[@]}" "$@"
