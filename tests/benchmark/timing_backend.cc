@@ -2,30 +2,51 @@
 
 #include <time.h>
 
-#include <algorithm>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
 
 namespace dmuon::bench {
 namespace {
 
+thread_local int64_t t_cpu_at_last_end = -1;
+
+// Operations under way in this process, and since when there is at least one.
+absl::Mutex g_mu(absl::kConstInit);
+int g_under_way ABSL_GUARDED_BY(g_mu) = 0;
+int64_t g_since ABSL_GUARDED_BY(g_mu) = 0;
+
 // One operation, from construction to destruction.
 class Timed {
  public:
-  explicit Timed(Times& times) : times_(times), begin_(NowNanos()) {
-    if (times_.armed.exchange(false)) times_.first_work_nanos = begin_;
+  explicit Timed(Times& times) : times_(times), cpu_begin_(ThreadCpuNanos()) {
+    const int64_t now = NowNanos();
+    if (times_.armed.exchange(false)) times_.first_work_nanos = now;
+    if (t_cpu_at_last_end >= 0) times_.cpu_between += cpu_begin_ - t_cpu_at_last_end;
+    absl::MutexLock lock(&g_mu);
+    if (g_under_way++ == 0) g_since = now;
   }
   ~Timed() {
-    static std::atomic<int> threads{0};
-    thread_local const int thread = std::min(threads.fetch_add(1), kMaxThreads - 1);
-    times_.in_operations[static_cast<size_t>(thread)] += NowNanos() - begin_;
+    {
+      absl::MutexLock lock(&g_mu);
+      if (--g_under_way == 0) times_.in_operations += NowNanos() - g_since;
+    }
+    t_cpu_at_last_end = ThreadCpuNanos();
+    times_.cpu_inside += t_cpu_at_last_end - cpu_begin_;
   }
 
  private:
   Times& times_;
-  const int64_t begin_;
+  const int64_t cpu_begin_;
 };
+
+int64_t Nanos(clockid_t clock) {
+  timespec now;
+  clock_gettime(clock, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
 
 class TimedNewtonSchulz : public kernels::NewtonSchulz {
  public:
@@ -46,11 +67,8 @@ class TimedNewtonSchulz : public kernels::NewtonSchulz {
 
 }  // namespace
 
-int64_t NowNanos() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
+int64_t NowNanos() { return Nanos(CLOCK_MONOTONIC); }
+int64_t ThreadCpuNanos() { return Nanos(CLOCK_THREAD_CPUTIME_ID); }
 
 absl::Status TimingBackend::Synchronize(kernels::Stream stream) {
   const Timed timed(times_);

@@ -1,9 +1,8 @@
-// A backend that runs another one and keeps the time: when the first operation of a trigger began, and how long each
-// thread was in operations.
+// A backend that runs another one and keeps the time: when the first operation of a trigger began, and how long
+// operations took.
 #ifndef DMUON_TESTS_BENCHMARK_TIMING_BACKEND_H_
 #define DMUON_TESTS_BENCHMARK_TIMING_BACKEND_H_
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -14,16 +13,18 @@
 
 namespace dmuon::bench {
 
-inline constexpr int kMaxThreads = 32;
-
-int64_t NowNanos();  // CLOCK_MONOTONIC, the same in all processes
+int64_t NowNanos();        // CLOCK_MONOTONIC, the same in all processes
+int64_t ThreadCpuNanos();  // of the calling thread
 
 // In memory that several processes share.
 struct Times {
   std::atomic<bool> armed{false};  // set before a trigger; the first operation after it clears it
   std::atomic<int64_t> first_work_nanos{0};
-  std::array<std::atomic<int64_t>, kMaxThreads>
-      in_operations{};  // by thread, in order of first use
+  // How long at least one thread was in an operation. Not the sum, nor the most of any thread: where workers share cores,
+  // one that waits while another computes is no overhead.
+  std::atomic<int64_t> in_operations{0};
+  // Processor time of all threads that run operations: in them, and between one and the next.
+  std::atomic<int64_t> cpu_inside{0}, cpu_between{0};
 };
 
 class TimingBackend : public kernels::Backend {
