@@ -55,8 +55,9 @@ struct Mesh {
 };
 
 struct Boundary {
-  std::string name;               // fully qualified module name; "" is the root
-  bool exclusive_window = false;  // Z3: never shares its window (the root, and boundaries that contain others)
+  std::string name;  // fully qualified module name; "" is the root
+  bool exclusive_window =
+      false;  // Z3: never shares its window (the root, and boundaries that contain others)
 };
 
 struct Block {
@@ -68,12 +69,13 @@ struct Parameter {
   std::string name;            // unique in the session, <= 256 bytes
   std::vector<int64_t> shape;  // full, logical
   Route route = Route::kMuon;
-  int boundary = 0;            // index into the boundaries
-  std::vector<Block> blocks;   // muon; empty = the whole parameter (three dimensions: one for each leading index)
+  int boundary = 0;  // index into the boundaries
+  std::vector<Block>
+      blocks;  // muon; empty = the whole parameter (three dimensions: one for each leading index)
 };
 
 struct OpenOptions {
-  std::string job;             // the same on all ranks; names the session
+  std::string job;  // the same on all ranks; names the session
   int rank = 0;
   Mesh mesh;
   bool reshard_after_forward = false;  // Z3: Materialize and Release windows
@@ -81,12 +83,12 @@ struct OpenOptions {
   std::vector<Parameter> parameters;
   absl::Duration formation_timeout = absl::ZeroDuration();  // zero = the daemon's default
   uint32_t restart_count = 0;
-  std::string coordinator;     // rank 0's daemon; empty = this one
+  std::string coordinator;  // rank 0's daemon; empty = this one
 };
 
 struct PlacementEntry {
-  int owner = 0;       // rank whose slot holds the state
-  double cost = 0;     // FLOPs plus bytes
+  int owner = 0;    // rank whose slot holds the state
+  double cost = 0;  // FLOPs plus bytes
 };
 
 struct Placement {
@@ -142,8 +144,8 @@ struct StepOptions {
 
 struct StepResult {
   uint64_t step = 0;
-  bool applied = false;            // false: skipped for a non-finite gradient on some rank
-  double total_norm = 0;           // 2-norm of the muon route's reduced gradients, before clipping
+  bool applied = false;   // false: skipped for a non-finite gradient on some rank
+  double total_norm = 0;  // 2-norm of the muon route's reduced gradients, before clipping
   double clip_coefficient = 1;
 };
 
@@ -162,8 +164,8 @@ class Connection {
  public:
   // Connects and attaches. `endpoint`: a directory of sockets, with or without "unix:". UNAVAILABLE: no daemon answers
   // there, with what to do about it; PERMISSION_DENIED: the sockets are not for this user.
-  static absl::StatusOr<std::unique_ptr<Connection>> Open(const std::string& endpoint,
-                                                          absl::Duration timeout = absl::Seconds(5));
+  static absl::StatusOr<std::unique_ptr<Connection>> Open(
+      const std::string& endpoint, absl::Duration timeout = absl::Seconds(5));
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -204,7 +206,8 @@ class Session {
   // Materialize and Release of its boundary. REQUIRES, here and below: an index of the table, after Configure.
   std::byte* grad(int parameter) const;
   std::byte* weight(int parameter) const;
-  int window(int boundary) const;  // Z3: boundaries with the same window cannot be materialised at once
+  int window(
+      int boundary) const;  // Z3: boundaries with the same window cannot be materialised at once
 
   uint64_t step() const;        // last step that was answered
   uint64_t generation() const;  // of the gradients that are being collected; the first is 1
@@ -235,7 +238,8 @@ class Session {
   // By gRPC. Weights and moments are fp32, kStep is one int64. For weights the owner's values win: write on one rank,
   // and let the ranks meet before they read.
   absl::StatusOr<std::vector<std::byte>> ReadState(const std::string& parameter, StateKind kind);
-  absl::Status WriteState(const std::string& parameter, StateKind kind, absl::Span<const std::byte> data);
+  absl::Status WriteState(const std::string& parameter, StateKind kind,
+                          absl::Span<const std::byte> data);
   absl::StatusOr<StepProfile> LastProfile();
 
   // Leaves the session. With the last rank its state is gone. Idempotent.

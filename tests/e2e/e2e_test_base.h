@@ -36,6 +36,8 @@ class E2eTest : public ::testing::Test {
 
   const std::string& endpoint() const { return daemon_->endpoint(); }
   DaemonProcess& daemon() { return *daemon_; }
+  // What the daemon held when only the bystander was there.
+  const ProcessUse& before() const { return before_; }
   std::vector<v1::SessionSummary> Sessions();
   // The session's summary, or one of state UNSPECIFIED when there is none.
   v1::SessionSummary Summary(const std::string& name);
