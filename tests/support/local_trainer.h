@@ -23,7 +23,9 @@ namespace dmuon::server::testing {
 class LocalTrainer {
  public:
   LocalTrainer(SessionTable& table, uint64_t attachment, int rank)
-      : table_(table), trainer_{AttachmentId(attachment), 1000, static_cast<pid_t>(attachment)}, rank_(rank) {}
+      : table_(table),
+        trainer_{AttachmentId(attachment), 1000, static_cast<pid_t>(attachment)},
+        rank_(rank) {}
   ~LocalTrainer() {
     for (auto& [base, bytes] : maps_) munmap(base, bytes);
   }
@@ -36,7 +38,7 @@ class LocalTrainer {
   absl::Status Configure(OptimizerSpec spec) {
     ASSIGN_OR_RETURN(configured_, table_.Configure(trainer_, opened_.id, rank_, std::move(spec)));
     size_t bytes = 0;
-    ASSIGN_OR_RETURN(std::byte* control, Map(wire::ArenaKind::kControl, &bytes));
+    ASSIGN_OR_RETURN(std::byte * control, Map(wire::ArenaKind::kControl, &bytes));
     ASSIGN_OR_RETURN(page_, wire::ControlPage::Attach(control, bytes));
     ASSIGN_OR_RETURN(grad_, Map(wire::ArenaKind::kGrad, nullptr));
     ASSIGN_OR_RETURN(weight_, Map(wire::ArenaKind::kWeight, nullptr));
@@ -52,11 +54,13 @@ class LocalTrainer {
         .status();
   }
   absl::Status WriteWeight(const std::string& name, const std::vector<float>& values) {
-    return table_.WriteState(trainer_, opened_.id, name, StateKind::kWeight, absl::MakeConstSpan(
-        reinterpret_cast<const std::byte*>(values.data()), values.size() * sizeof(float)));
+    return table_.WriteState(trainer_, opened_.id, name, StateKind::kWeight,
+                             absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
+                                                 values.size() * sizeof(float)));
   }
   absl::StatusOr<std::vector<float>> Read(const std::string& name, StateKind kind) {
-    ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, table_.ReadState(trainer_, opened_.id, name, kind));
+    ASSIGN_OR_RETURN(const std::vector<std::byte> bytes,
+                     table_.ReadState(trainer_, opened_.id, name, kind));
     std::vector<float> values(bytes.size() / sizeof(float));
     std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
@@ -65,12 +69,14 @@ class LocalTrainer {
   void Die() { table_.OnTrainerGone(trainer_.attachment); }
 
   void SetGrad(int parameter, const std::vector<float>& values) {
-    std::memcpy(grad_ + configured_.layout.grad_offset[parameter], values.data(), values.size() * sizeof(float));
+    std::memcpy(grad_ + configured_.layout.grad_offset[parameter], values.data(),
+                values.size() * sizeof(float));
     page_.SetPresent(static_cast<uint32_t>(parameter));
   }
   std::vector<float> Weight(int parameter, size_t count) const {
     std::vector<float> values(count);
-    std::memcpy(values.data(), weight_ + configured_.layout.weight_offset[parameter], count * sizeof(float));
+    std::memcpy(values.data(), weight_ + configured_.layout.weight_offset[parameter],
+                count * sizeof(float));
     return values;
   }
 
@@ -109,7 +115,8 @@ class LocalTrainer {
   // The verdict of the STEP that was sent last.
   absl::Status AwaitVerdict() {
     const wire::Verdict& v = page_.header().verdict;
-    RETURN_IF_ERROR(Await([&] { return v.answered.load(std::memory_order_acquire) >= steps_sent_; }));
+    RETURN_IF_ERROR(
+        Await([&] { return v.answered.load(std::memory_order_acquire) >= steps_sent_; }));
     generation_ = v.next_generation;
     page_.ClearPresence();
     return absl::Status(static_cast<absl::StatusCode>(v.code), v.reason);
@@ -124,14 +131,18 @@ class LocalTrainer {
   }
   absl::Status AwaitConsumed(uint32_t boundary, uint32_t micro) {
     const uint64_t mark = wire::ConsumedMark(generation_, micro);
-    return Await([&] { return page_.boundary(boundary).grads_consumed.load(std::memory_order_acquire) >= mark; });
+    return Await([&] {
+      return page_.boundary(boundary).grads_consumed.load(std::memory_order_acquire) >= mark;
+    });
   }
   absl::Status Materialize(uint32_t boundary) {
     wire::Record r = NewRecord(wire::RecordType::kMaterialize);
     r.boundary = boundary;
     r.ticket = ++ticket_;
     Push(r);
-    return Await([&] { return page_.boundary(boundary).window_grant.load(std::memory_order_acquire) >= ticket_; });
+    return Await([&] {
+      return page_.boundary(boundary).window_grant.load(std::memory_order_acquire) >= ticket_;
+    });
   }
   void Release(uint32_t boundary) {
     wire::Record r = NewRecord(wire::RecordType::kRelease);
@@ -207,7 +218,8 @@ inline Matrix64 Transposed(const Matrix64& a, int64_t rows, int64_t cols) {
 
 // Direct Newton-Schulz in float64 with the default (Polar Express) set of docs/numerics.md.
 inline Matrix64 NewtonSchulz64(Matrix64 u, int64_t rows, int64_t cols) {
-  if (rows > cols) return Transposed(NewtonSchulz64(Transposed(u, rows, cols), cols, rows), cols, rows);
+  if (rows > cols)
+    return Transposed(NewtonSchulz64(Transposed(u, rows, cols), cols, rows), cols, rows);
   const double set[5][3] = {{8.28721201814563, -23.595886519098837, 17.300387312530933},
                             {4.107059111542203, -2.9478499167379106, 0.5448431082926601},
                             {3.9486908534822946, -2.908902115962949, 0.5518191394370137},

@@ -86,7 +86,8 @@ TEST_P(CommunicatorTest, ManyRoundsOnThreadsAgree) {
         const uint64_t mine = r * 10 + s;
         c->Post(SlotId(s), Bytes(mine));
         while (c->State(SlotId(s)) == RoundState::kOpen) std::this_thread::yield();
-        for (int f = 0; f < kSlots; ++f) sums[s] = sums[s] * 31 + Value(c->Message(SlotId(s), SlotId(f)));
+        for (int f = 0; f < kSlots; ++f)
+          sums[s] = sums[s] * 31 + Value(c->Message(SlotId(s), SlotId(f)));
       }
     });
   }
@@ -97,7 +98,8 @@ TEST_P(CommunicatorTest, ManyRoundsOnThreadsAgree) {
 INSTANTIATE_TEST_SUITE_P(All, CommunicatorTest,
                          ::testing::Values(Maker{"local",
                                                  [](int slots) -> std::unique_ptr<Communicator> {
-                                                   return std::make_unique<LocalCommunicator>(slots, 3, 64);
+                                                   return std::make_unique<LocalCommunicator>(
+                                                       slots, 3, 64);
                                                  }}),
                          [](const auto& info) { return info.param.name; });
 

@@ -15,7 +15,8 @@ ParameterTable One(Parameter p) {
   return t;
 }
 
-Parameter Matrix(std::vector<int64_t> shape, Route route = Route::kMuon, std::vector<Block> blocks = {}) {
+Parameter Matrix(std::vector<int64_t> shape, Route route = Route::kMuon,
+                 std::vector<Block> blocks = {}) {
   return {"layer.w", std::move(shape), route, BoundaryId(0), std::move(blocks)};
 }
 
@@ -26,15 +27,18 @@ void ExpectRefused(ParameterTable table, absl::StatusCode code, const std::strin
 }
 
 TEST(ParameterTable, AVectorOnTheMuonRouteIsRefusedByName) {
-  ExpectRefused(One(Matrix({8})), absl::StatusCode::kInvalidArgument, "'layer.w': route muon: expected at least 2");
+  ExpectRefused(One(Matrix({8})), absl::StatusCode::kInvalidArgument,
+                "'layer.w': route muon: expected at least 2");
 }
 
 TEST(ParameterTable, ShapesThatCannotBeAreRefused) {
   ExpectRefused(One(Matrix({})), absl::StatusCode::kInvalidArgument, "1 to 8 dimensions, got 0");
   ExpectRefused(One(Matrix({4, 0})), absl::StatusCode::kInvalidArgument, "4 x 0");
   ExpectRefused(One(Matrix({4, -1})), absl::StatusCode::kInvalidArgument, "4 x -1");
-  ExpectRefused(One(Matrix({int64_t{1} << 40, int64_t{1} << 40})), absl::StatusCode::kInvalidArgument, "fits memory");
-  ExpectRefused(One(Matrix(std::vector<int64_t>(9, 1))), absl::StatusCode::kInvalidArgument, "got 9");
+  ExpectRefused(One(Matrix({int64_t{1} << 40, int64_t{1} << 40})),
+                absl::StatusCode::kInvalidArgument, "fits memory");
+  ExpectRefused(One(Matrix(std::vector<int64_t>(9, 1))), absl::StatusCode::kInvalidArgument,
+                "got 9");
 }
 
 TEST(ParameterTable, NamesAndBoundariesThatCannotBeAreRefused) {
@@ -45,7 +49,8 @@ TEST(ParameterTable, NamesAndBoundariesThatCannotBeAreRefused) {
   ExpectRefused(One(p), absl::StatusCode::kInvalidArgument, "got 257");
   p = Matrix({4, 4});
   p.boundary = BoundaryId(1);
-  ExpectRefused(One(p), absl::StatusCode::kInvalidArgument, "boundary: expected an index below 1, got 1");
+  ExpectRefused(One(p), absl::StatusCode::kInvalidArgument,
+                "boundary: expected an index below 1, got 1");
   ParameterTable twice = One(Matrix({4, 4}));
   twice.parameters.push_back(twice.parameters[0]);
   ExpectRefused(twice, absl::StatusCode::kInvalidArgument, "occurs twice");
@@ -56,17 +61,24 @@ TEST(ParameterTable, NamesAndBoundariesThatCannotBeAreRefused) {
 }
 
 TEST(ParameterTable, BlocksMustTileTheRows) {
-  for (const std::vector<Block>& blocks :
-       {std::vector<Block>{{0, 2}}, {{0, 2}, {3, 4}}, {{0, 3}, {2, 4}}, {{0, 4}, {4, 5}}, {{2, 4}, {0, 2}}, {{0, 0}}}) {
-    ExpectRefused(One(Matrix({4, 4}, Route::kMuon, blocks)), absl::StatusCode::kInvalidArgument, "tile 4 rows");
+  for (const std::vector<Block>& blocks : {std::vector<Block>{{0, 2}},
+                                           {{0, 2}, {3, 4}},
+                                           {{0, 3}, {2, 4}},
+                                           {{0, 4}, {4, 5}},
+                                           {{2, 4}, {0, 2}},
+                                           {{0, 0}}}) {
+    ExpectRefused(One(Matrix({4, 4}, Route::kMuon, blocks)), absl::StatusCode::kInvalidArgument,
+                  "tile 4 rows");
   }
   ParameterTable t = One(Matrix({4, 4}, Route::kMuon, {{0, 1}, {1, 4}}));
   EXPECT_TRUE(CheckAndResolve(t).ok());
 }
 
 TEST(ParameterTable, DefaultBlocksAreTheWholeOrOneForEachLeadingIndex) {
-  ParameterTable matrix = One(Matrix({4, 6})), experts = One(Matrix({3, 4, 6})), conv = One(Matrix({8, 3, 5, 5}));
-  ASSERT_TRUE(CheckAndResolve(matrix).ok() && CheckAndResolve(experts).ok() && CheckAndResolve(conv).ok());
+  ParameterTable matrix = One(Matrix({4, 6})), experts = One(Matrix({3, 4, 6})),
+                 conv = One(Matrix({8, 3, 5, 5}));
+  ASSERT_TRUE(CheckAndResolve(matrix).ok() && CheckAndResolve(experts).ok() &&
+              CheckAndResolve(conv).ok());
   EXPECT_EQ(matrix.parameters[0].blocks.size(), 1u);
   EXPECT_EQ(experts.parameters[0].blocks.size(), 3u);
   EXPECT_EQ(experts.parameters[0].blocks[2].row_begin, 8);
@@ -75,7 +87,8 @@ TEST(ParameterTable, DefaultBlocksAreTheWholeOrOneForEachLeadingIndex) {
 }
 
 TEST(ParameterTable, ARouteThatIsNotBuiltNamesItself) {
-  ExpectRefused(One(Matrix({4, 4}, Route::kShardedAdamw)), absl::StatusCode::kUnimplemented, "sharded_adamw");
+  ExpectRefused(One(Matrix({4, 4}, Route::kShardedAdamw)), absl::StatusCode::kUnimplemented,
+                "sharded_adamw");
 }
 
 TEST(ParameterTable, TheDigestSeesEveryField) {

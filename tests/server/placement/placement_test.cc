@@ -18,8 +18,11 @@ ParameterTable Transformer(int layers, const std::vector<Shape>& shapes, int cop
     t.boundaries.push_back({absl::StrCat("layers.", l), false});
     for (int c = 0; c < copies; ++c) {
       for (const Shape& s : shapes) {
-        t.parameters.push_back({absl::StrCat("layers.", l, ".", c, ".", s.name), {s.rows, s.cols}, Route::kMuon,
-                                BoundaryId(l), {}});
+        t.parameters.push_back({absl::StrCat("layers.", l, ".", c, ".", s.name),
+                                {s.rows, s.cols},
+                                Route::kMuon,
+                                BoundaryId(l),
+                                {}});
       }
     }
   }
@@ -29,12 +32,22 @@ ParameterTable Transformer(int layers, const std::vector<Shape>& shapes, int cop
 
 // Shapes of the projections: Llama-3.1-8B and Qwen2.5-7B (their published configurations).
 ParameterTable Llama8B() {
-  return Transformer(32, {{"q", 4096, 4096}, {"k", 1024, 4096}, {"v", 1024, 4096}, {"o", 4096, 4096},
-                          {"gate", 14336, 4096}, {"up", 14336, 4096}, {"down", 4096, 14336}});
+  return Transformer(32, {{"q", 4096, 4096},
+                          {"k", 1024, 4096},
+                          {"v", 1024, 4096},
+                          {"o", 4096, 4096},
+                          {"gate", 14336, 4096},
+                          {"up", 14336, 4096},
+                          {"down", 4096, 14336}});
 }
 ParameterTable Qwen7B() {
-  return Transformer(28, {{"q", 3584, 3584}, {"k", 512, 3584}, {"v", 512, 3584}, {"o", 3584, 3584},
-                          {"gate", 18944, 3584}, {"up", 18944, 3584}, {"down", 3584, 18944}});
+  return Transformer(28, {{"q", 3584, 3584},
+                          {"k", 512, 3584},
+                          {"v", 512, 3584},
+                          {"o", 3584, 3584},
+                          {"gate", 18944, 3584},
+                          {"up", 18944, 3584},
+                          {"down", 3584, 18944}});
 }
 
 Placement PlaceOn(const ParameterTable& table, int slots) {

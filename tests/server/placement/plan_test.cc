@@ -23,7 +23,8 @@ TEST(Plan, EveryRankHoldsAllOfAParameterAndItsOwnerOwnsItOnce) {
   const Plan plan = MakePlan(table, mesh, placement);
   ASSERT_EQ(plan.transfers[0].pieces.size(), 1u);
   EXPECT_EQ(plan.transfers[0].pieces[0].range.size(), 24);
-  EXPECT_THAT(plan.transfers[0].pieces[0].holders, ElementsAre(SlotId(0), SlotId(1), SlotId(2), SlotId(3)));
+  EXPECT_THAT(plan.transfers[0].pieces[0].holders,
+              ElementsAre(SlotId(0), SlotId(1), SlotId(2), SlotId(3)));
   // In the order of boundaries, so that what the next forward needs first is published first.
   EXPECT_THAT(plan.owned[3], ElementsAre(ParameterId(1), ParameterId(0)));
   EXPECT_THAT(plan.owners[0], ElementsAre(SlotId(3), SlotId(0)));

@@ -47,7 +47,13 @@ class RouteTest : public ::testing::Test {
     backend_->Free(workspace);
   }
   std::unique_ptr<kernels::Backend> backend_ = *kernels::CreateBackend("cpu", 1);
-  const UpdateInputs inputs_{{.lr = 0.02, .weight_decay = 0.1, .momentum = 0.95, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8}, 1};
+  const UpdateInputs inputs_{{.lr = 0.02,
+                              .weight_decay = 0.1,
+                              .momentum = 0.95,
+                              .beta1 = 0.9,
+                              .beta2 = 0.999,
+                              .eps = 1e-8},
+                             1};
 };
 
 TEST_F(RouteTest, AFusedWeightEqualsItsPartsRunAlone) {
@@ -68,7 +74,8 @@ TEST_F(RouteTest, AFusedWeightEqualsItsPartsRunAlone) {
 
 TEST_F(RouteTest, ComputeWritesNoState) {
   for (Route route : {Route::kMuon, Route::kAdamw}) {
-    Parameter p = Fused(route == Route::kMuon ? std::vector<Block>{{0, 12}} : std::vector<Block>{}, 12);
+    Parameter p =
+        Fused(route == Route::kMuon ? std::vector<Block>{{0, 12}} : std::vector<Block>{}, 12);
     p.route = route;
     Owned owned(p);
     const std::vector<float> before = owned.memory;

@@ -48,7 +48,8 @@ inline OptimizerSpec SmallOptimizer() {
 
 inline void SetGroups(const LocalTrainer& t, double lr = kLr) {
   t.page().groups()[0] = {.lr = lr, .weight_decay = kDecay, .momentum = kMomentum};
-  t.page().groups()[1] = {.lr = 1e-3, .weight_decay = 0.01, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
+  t.page().groups()[1] = {
+      .lr = 1e-3, .weight_decay = 0.01, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
 }
 
 inline std::vector<float> Gaussian(size_t n, uint64_t seed) {
@@ -70,17 +71,20 @@ std::vector<absl::Status> OnRanks(int ranks, F f) {
 }
 
 inline void ExpectAllOk(const std::vector<absl::Status>& status) {
-  for (size_t r = 0; r < status.size(); ++r) EXPECT_TRUE(status[r].ok()) << "rank " << r << ": " << status[r];
+  for (size_t r = 0; r < status.size(); ++r)
+    EXPECT_TRUE(status[r].ok()) << "rank " << r << ": " << status[r];
 }
 
 class SessionTest : public ::testing::Test {
  protected:
   explicit SessionTest(SessionLimits limits = {.formation_timeout = absl::Seconds(20),
                                                .step_timeout = absl::Seconds(20)})
-      : backend_(*kernels::CreateBackend("cpu", 2)), table_(std::make_unique<SessionTable>(*backend_, limits)) {}
+      : backend_(*kernels::CreateBackend("cpu", 2)),
+        table_(std::make_unique<SessionTable>(*backend_, limits)) {}
 
   // Opens, configures, writes the same weights and registers on every rank.
-  std::vector<std::unique_ptr<LocalTrainer>> Start(const std::string& job, int ranks, bool z3 = false,
+  std::vector<std::unique_ptr<LocalTrainer>> Start(const std::string& job, int ranks,
+                                                   bool z3 = false,
                                                    OptimizerSpec optimizer = SmallOptimizer()) {
     std::vector<std::unique_ptr<LocalTrainer>> trainers;
     for (int r = 0; r < ranks; ++r) {
@@ -93,7 +97,8 @@ class SessionTest : public ::testing::Test {
       const ParameterTable table = SmallTable();
       for (size_t p = 0; p < table.parameters.size(); ++p) {
         if (t.opened().placement.owner[p] != SlotId(r)) continue;
-        RETURN_IF_ERROR(t.WriteWeight(table.parameters[p].name, Gaussian(table.parameters[p].numel(), 100 + p)));
+        RETURN_IF_ERROR(t.WriteWeight(table.parameters[p].name,
+                                      Gaussian(table.parameters[p].numel(), 100 + p)));
       }
       RETURN_IF_ERROR(t.Register());
       SetGroups(t);

@@ -25,8 +25,8 @@ TEST(Layout, AHalfWidthWeightTakesHalfThePlace) {
   OptimizerSpec spec = SmallOptimizer();
   for (ParameterConfig& c : spec.parameters) c.param_dtype = Dtype::kBF16;
   const Layout half = MakeLayout(table, spec, false);
-  EXPECT_EQ(half.weight_offset[1], 512u);   // 240 elements of 2 bytes, rounded up
-  EXPECT_EQ(half.grad_offset[1], 1024u);    // of 4 bytes
+  EXPECT_EQ(half.weight_offset[1], 512u);  // 240 elements of 2 bytes, rounded up
+  EXPECT_EQ(half.grad_offset[1], 1024u);   // of 4 bytes
 }
 
 TEST(Layout, WindowsAreSharedInTurnAndNeverByAnExclusiveBoundary) {
@@ -35,7 +35,8 @@ TEST(Layout, WindowsAreSharedInTurnAndNeverByAnExclusiveBoundary) {
   spec.groups = {{"g", Route::kMuon}};
   for (int b = 0; b < 5; ++b) {
     table.boundaries.push_back({std::to_string(b), b == 4});
-    table.parameters.push_back({"p" + std::to_string(b), {64, 64}, Route::kMuon, BoundaryId(b), {}});
+    table.parameters.push_back(
+        {"p" + std::to_string(b), {64, 64}, Route::kMuon, BoundaryId(b), {}});
     spec.parameters.push_back({});
   }
   const Layout l = MakeLayout(table, spec, true);

@@ -7,8 +7,8 @@
 namespace dmuon::server {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::ExpectAllOk;
+using ::testing::HasSubstr;
 using testing::LocalTrainer;
 using testing::OnRanks;
 using testing::SmallOptimizer;
@@ -58,8 +58,11 @@ TEST_F(SessionTableTest, AnotherUsersNameIsDenied) {
   OpenSpec spec = SmallSpec("mine", 1);
   const absl::Status status = table_->Open({AttachmentId(99), 2000, 99}, spec).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied);
-  EXPECT_EQ(table_->ReadState({AttachmentId(99), 2000, 99}, trainers[0]->opened().id, "head", StateKind::kWeight)
-                .status().code(),
+  EXPECT_EQ(table_
+                ->ReadState({AttachmentId(99), 2000, 99}, trainers[0]->opened().id, "head",
+                            StateKind::kWeight)
+                .status()
+                .code(),
             absl::StatusCode::kPermissionDenied);
 }
 
@@ -74,8 +77,10 @@ TEST_F(SessionTableTest, ARankOfAnotherAttachmentCannotBeSpokenFor) {
   auto trainers = Start("foreign", 2);
   const Trainer& zero = trainers[0]->trainer();
   const SessionId id = trainers[0]->opened().id;
-  EXPECT_EQ(table_->Arena(zero, id, 1, wire::ArenaKind::kGrad).status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(table_->Arena(zero, id, 7, wire::ArenaKind::kGrad).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(table_->Arena(zero, id, 1, wire::ArenaKind::kGrad).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(table_->Arena(zero, id, 7, wire::ArenaKind::kGrad).status().code(),
+            absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(table_->Close(zero, id, 1).code(), absl::StatusCode::kFailedPrecondition);
 }
 
@@ -85,12 +90,15 @@ TEST_F(SessionTableTest, ALyingSizeOrOffsetIsRefusedWithTheNumbers) {
   ASSERT_TRUE(t.Configure(SmallOptimizer()).ok());
   const Layout& l = t.configured().layout;
   const auto reg = [&](uint64_t offset, uint64_t size) {
-    return table_->Register(t.trainer(), t.opened().id, 0,
-                            {{wire::ArenaKind::kControl, 0, l.control_bytes},
-                             {wire::ArenaKind::kGrad, offset, size},
-                             {wire::ArenaKind::kWeight, 0, l.weight_bytes}}).status();
+    return table_
+        ->Register(t.trainer(), t.opened().id, 0,
+                   {{wire::ArenaKind::kControl, 0, l.control_bytes},
+                    {wire::ArenaKind::kGrad, offset, size},
+                    {wire::ArenaKind::kWeight, 0, l.weight_bytes}})
+        .status();
   };
-  EXPECT_THAT(std::string(reg(0, l.grad_bytes + 1).message()), HasSubstr("buffer 'grad': expected offset 0"));
+  EXPECT_THAT(std::string(reg(0, l.grad_bytes + 1).message()),
+              HasSubstr("buffer 'grad': expected offset 0"));
   EXPECT_EQ(reg(256, l.grad_bytes).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(reg(0, UINT64_MAX).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(reg(0, l.grad_bytes).ok());
@@ -135,7 +143,8 @@ TEST_F(SessionTableTest, DrainRefusesNewSessionsAndEndsTheOthers) {
   LocalTrainer late(*table_, 77, 0);
   EXPECT_EQ(late.Open(SmallSpec("late", 1)).code(), absl::StatusCode::kUnavailable);
   table_->FinishDrain(absl::Now() + absl::Seconds(5));
-  EXPECT_THAT(std::string(trainers[0]->Await([] { return false; }).message()), HasSubstr("drained"));
+  EXPECT_THAT(std::string(trainers[0]->Await([] { return false; }).message()),
+              HasSubstr("drained"));
 }
 
 class FormationTimeoutTest : public testing::SessionTest {
@@ -145,7 +154,8 @@ class FormationTimeoutTest : public testing::SessionTest {
 
 TEST_F(FormationTimeoutTest, RanksThatNeverComeAreNamed) {
   LocalTrainer first(*table_, 1, 0), second(*table_, 2, 2);
-  const auto status = OnRanks(2, [&](int r) { return (r == 0 ? first : second).Open(SmallSpec("alone", 4)); });
+  const auto status =
+      OnRanks(2, [&](int r) { return (r == 0 ? first : second).Open(SmallSpec("alone", 4)); });
   for (const absl::Status& s : status) {
     EXPECT_EQ(s.code(), absl::StatusCode::kDeadlineExceeded);
     EXPECT_THAT(std::string(s.message()), HasSubstr("rank(s) 1, 3 did not come"));

@@ -5,10 +5,10 @@
 namespace dmuon::server {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::Adamw64;
 using testing::ExpectAllOk;
 using testing::Gaussian;
+using ::testing::HasSubstr;
 using testing::LocalTrainer;
 using testing::Matrix64;
 using testing::Muon64;
@@ -23,7 +23,8 @@ class StepTest : public testing::SessionTest {
   explicit StepTest(SessionLimits limits) : SessionTest(limits) {}
 
   static std::vector<float> GradOf(int parameter, int rank, int step, int micro = 0) {
-    return Gaussian(SmallTable().parameters[parameter].numel(), 1 + parameter + 10 * rank + 1000 * step + 100000 * micro);
+    return Gaussian(SmallTable().parameters[parameter].numel(),
+                    1 + parameter + 10 * rank + 1000 * step + 100000 * micro);
   }
   static void SendGrads(LocalTrainer& t, int step, int micro = 0) {
     const ParameterTable table = SmallTable();
@@ -69,7 +70,8 @@ TEST_F(StepTest, TwentyStepsFollowTheFloat64Reference) {
     muon[0] = {12, 20, start(0), {}};
     muon[1] = {20, 8, start(2), {}};
     const Matrix64 head = start(3);
-    for (int i = 0; i < 3; ++i) muon[2 + i] = {6, 9, Matrix64(head.begin() + 54 * i, head.begin() + 54 * (i + 1)), {}};
+    for (int i = 0; i < 3; ++i)
+      muon[2 + i] = {6, 9, Matrix64(head.begin() + 54 * i, head.begin() + 54 * (i + 1)), {}};
     adamw.weight = start(1);
     for (int step = 1; step <= 20; ++step) {
       ExpectAllOk(StepAll(trainers, step));
@@ -85,13 +87,14 @@ TEST_F(StepTest, TwentyStepsFollowTheFloat64Reference) {
       muon[1].Step(mean(2), testing::kLr, testing::kMomentum, testing::kDecay);
       const Matrix64 g = mean(3);
       for (int i = 0; i < 3; ++i) {
-        muon[2 + i].Step(Matrix64(g.begin() + 54 * i, g.begin() + 54 * (i + 1)), testing::kLr, testing::kMomentum,
-                         testing::kDecay);
+        muon[2 + i].Step(Matrix64(g.begin() + 54 * i, g.begin() + 54 * (i + 1)), testing::kLr,
+                         testing::kMomentum, testing::kDecay);
       }
       adamw.Step(mean(1), 1e-3, 0.9, 0.999, 1e-8, 0.01);
     }
     Matrix64 head64;
-    for (int i = 0; i < 3; ++i) head64.insert(head64.end(), muon[2 + i].weight.begin(), muon[2 + i].weight.end());
+    for (int i = 0; i < 3; ++i)
+      head64.insert(head64.end(), muon[2 + i].weight.begin(), muon[2 + i].weight.end());
     for (auto& t : trainers) {
       EXPECT_LE(RelativeError(t->Weight(0, 240), muon[0].weight), 1e-5) << ranks << " ranks";
       EXPECT_LE(RelativeError(t->Weight(1, 20), adamw.weight), 1e-6) << ranks << " ranks";
@@ -135,7 +138,8 @@ TEST_F(StepTest, MicrosAreSummedInOrder) {
     LocalTrainer& t = *twice[r];
     SendGrads(t, 1);
     for (uint32_t b = 0; b < 3; ++b) RETURN_IF_ERROR(t.AwaitConsumed(b, 0));
-    for (int p = 0; p < 4; ++p) t.SetGrad(p, std::vector<float>(SmallTable().parameters[p].numel(), 0));
+    for (int p = 0; p < 4; ++p)
+      t.SetGrad(p, std::vector<float>(SmallTable().parameters[p].numel(), 0));
     for (uint32_t b = 0; b < 3; ++b) t.Ready(b, 1);
     return t.Step(1, /*micros=*/2);
   }));
@@ -322,7 +326,8 @@ TEST_F(StepTest, AnImpossibleRingTailEndsTheSession) {
 class StepTimeoutTest : public StepTest {
  protected:
   StepTimeoutTest()
-      : StepTest({.formation_timeout = absl::Seconds(20), .step_timeout = absl::Milliseconds(200)}) {}
+      : StepTest(
+            {.formation_timeout = absl::Seconds(20), .step_timeout = absl::Milliseconds(200)}) {}
 };
 
 TEST_F(StepTimeoutTest, ARankThatDoesNotComeIsNamedAndTheStepCanBeTriedAgain) {
