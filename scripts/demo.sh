@@ -7,8 +7,8 @@
 # Writes demo-out/loss.png. Ends with 0 when all of it ran and Muon's loss ends below AdamW's. A few minutes on 2 cores.
 #
 # Learning rates. Each side has the best of those that were tried at 250 steps: docs/operations.md, "The demo".
-MUON_LR=0.02
-ADAMW_LR=3e-3
+MUON_LR=0.01
+ADAMW_LR=1e-3
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
 STEPS=250
