@@ -15,6 +15,15 @@ struct alignas(64) Tile {
   float values[kTileFloats];
 };
 
+void AddToDiagonal(float* tile, int count, float a) {
+  for (int i = 0; i < count; ++i) tile[i * (kTile + 1)] += a;
+}
+
+// How much of diagonal block i of an m x m matrix is not padding.
+int DiagonalIn(int64_t m, int64_t i) {
+  return static_cast<int>(std::min<int64_t>(kTile, m - i * kTile));
+}
+
 }  // namespace
 
 RunLayout::RunLayout(int64_t rows, int64_t cols, Precision precision, int symmetric_slots,
@@ -162,6 +171,10 @@ void CpuMatrixOps::MeasureGram(int r) {
 }
 
 void CpuMatrixOps::Multiply(int out, double alpha, int left, int right, double beta, int e) {
+  // In the last step an error only changes the polynomial a little. In an earlier one R would take part of it, and what
+  // is not symmetric in it grows from step to step where X has small singular values.
+  if (layout_.precision == Precision::kMixed && steps_left_ == 1)
+    return MultiplyRounded(out, alpha, left, right, beta, e);
   Product product;
   product.terms[0] = {slots_[left], slots_[right]};
   product.symmetric = true;
@@ -171,13 +184,53 @@ void CpuMatrixOps::Multiply(int out, double alpha, int left, int right, double b
   });
 }
 
+// With L = l I + L' and R = r I + R', only L' R' is left to bf16: L R = L' R' + r L + l R - l r I.
+void CpuMatrixOps::MultiplyRounded(int out, double alpha, int left, int right, double beta, int e) {
+  const float l = MeanOfDiagonal(left), r = MeanOfDiagonal(right);
+  RoundShifted(left, l, split_[0]);
+  if (left != right) RoundShifted(right, r, split_[1]);
+  Product product;
+  product.terms[0] = {split_[0], left == right ? split_[0] : split_[1]};
+  product.symmetric = true;
+  const float scale = static_cast<float>(alpha);
+  RunProduct(kernels_, pool_, product, [&](int64_t i, int64_t j, float* tile) {
+    Combine(tile, scale, slots_[e], i, j, static_cast<float>(beta), tile);
+    Combine(tile, 1, slots_[left], i, j, scale * r, tile);
+    Combine(tile, 1, slots_[right], i, j, scale * l, tile);
+    if (i == j) AddToDiagonal(tile, DiagonalIn(layout_.m, i), -scale * l * r);
+    StoreSymmetric(slots_[out], i, j, tile);
+  });
+}
+
+float CpuMatrixOps::MeanOfDiagonal(int slot) const {
+  double trace = 0;
+  for (int64_t i = 0; i < layout_.m; ++i) {
+    trace += slots_[slot].f32(i / kTile, i / kTile)[i % kTile * (kTile + 1)];
+  }
+  return static_cast<float>(trace / static_cast<double>(layout_.m));
+}
+
+void CpuMatrixOps::RoundShifted(int slot, float shift, const Panels& to) {
+  pool_.Run(to.shape.panels, [&](int64_t j) {
+    for (int64_t i = 0; i < to.shape.blocks; ++i) {
+      if (i != j) {
+        kernels_.pack_bf16(slots_[slot].f32(i, j), to.bf16(i, j));
+        continue;
+      }
+      Tile tile;
+      std::memcpy(tile.values, slots_[slot].f32(i, j), sizeof(tile));
+      AddToDiagonal(tile.values, DiagonalIn(layout_.m, i), -shift);
+      kernels_.pack_bf16(tile.values, to.bf16(i, j));
+    }
+  });
+}
+
 void CpuMatrixOps::AddIdentity(int out, int z, double a) {
   // The identity goes on over the padding, where every other matrix is zero.
   const PanelShape& shape = layout_.symmetric;
   pool_.Run(shape.panels, [&](int64_t j) {
     std::memcpy(slots_[out].panel(j), slots_[z].panel(j), shape.blocks * shape.block_bytes());
-    float* block = slots_[out].f32(j, j);
-    for (int i = 0; i < kTile; ++i) block[i * kTile + i] += static_cast<float>(a);
+    AddToDiagonal(slots_[out].f32(j, j), kTile, static_cast<float>(a));
   });
 }
 
@@ -192,20 +245,14 @@ CpuMatrixOps::Split CpuMatrixOps::SplitForApply(int q) {
   // The top singular value was seen to rise by a tenth of the estimate; bf16 is allowed 0.2.
   constexpr double kLimit = 0.75;
   const PanelShape& shape = layout_.symmetric;
-  double trace = 0;
-  for (int64_t i = 0; i < layout_.m; ++i) {
-    trace += slots_[q].f32(i / kTile, i / kTile)[i % kTile * (kTile + 1)];
-  }
-  const float shift = static_cast<float>(trace / static_cast<double>(layout_.m));
+  const float shift = MeanOfDiagonal(q);
   pool_.Run(shape.panels, [&](int64_t j) {
-    float* diagonal = slots_[q].f32(j, j);
-    for (int i = 0; i < kTile; ++i) diagonal[i * (kTile + 1)] -= shift;
+    AddToDiagonal(slots_[q].f32(j, j), kTile, -shift);
     alignas(64) float lost[kTile] = {};
     for (int64_t i = 0; i < shape.blocks; ++i) {
       kernels_.split_bf16(slots_[q].f32(i, j), split_[0].bf16(i, j), split_[1].bf16(i, j), lost);
     }
-    const int columns = static_cast<int>(std::min<int64_t>(kTile, layout_.m - j * kTile));
-    parts_[j] = *std::max_element(lost, lost + columns);
+    parts_[j] = *std::max_element(lost, lost + DiagonalIn(layout_.m, j));
   });
   const double lost = std::sqrt(*std::max_element(parts_, parts_ + shape.panels));
   return {shift, 2 * lost * std::sqrt(gram_norm_) <= kLimit ? 1 : 2};

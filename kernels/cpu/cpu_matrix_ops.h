@@ -45,6 +45,7 @@ class CpuMatrixOps final : public MatrixOps {
   // Packs `in`, scaled to Frobenius norm 1. False for an all-zero matrix: nothing is packed then.
   bool Load(const float* in);
 
+  void BeginStep(int step, int steps) override { steps_left_ = steps - step; }
   void Gram(int r) override;
   void Multiply(int out, double alpha, int left, int right, double beta, int e) override;
   void AddIdentity(int out, int z, double a) override;
@@ -61,6 +62,11 @@ class CpuMatrixOps final : public MatrixOps {
   void StoreOutput(int64_t i, int64_t j, const float* tile) const;
   void Combine(const float* tile, float alpha, const Panels& e, int64_t i, int64_t j, float beta,
                float* to) const;
+  // The mean of a slot's diagonal.
+  float MeanOfDiagonal(int slot) const;
+  // to = slot - shift I, in bf16.
+  void RoundShifted(int slot, float shift, const Panels& to);
+  void MultiplyRounded(int out, double alpha, int left, int right, double beta, int e);
   // Q = shift I + split_[0] + split_[1], all but the first in bf16.
   struct Split {
     float shift;
@@ -78,6 +84,7 @@ class CpuMatrixOps final : public MatrixOps {
   Panels slots_[kSymmetricSlots];
   Panels split_[2];
   double* parts_;         // a number for each panel of a symmetric matrix
+  int steps_left_ = 0;    // this one included
   double gram_norm_ = 0;  // ||X X^T||_F, mixed only
 };
 

@@ -9,6 +9,7 @@ void IterateDirect(absl::Span<const Coefficients> schedule, MatrixOps& ops) {
   constexpr int kA = 0, kB = 1;
   for (size_t i = 0; i < schedule.size(); ++i) {
     const auto& [a, b, c] = schedule[i];
+    ops.BeginStep(static_cast<int>(i), static_cast<int>(schedule.size()));
     ops.Gram(kA);
     ops.Multiply(kB, c, kA, kA, b, kA);
     ops.Apply(kB, a, i + 1 == schedule.size());
@@ -27,6 +28,7 @@ void IterateGram(absl::Span<const Coefficients> schedule, absl::Span<const int> 
   bool first = true;  // of a segment: Q is still the identity
   for (int i = 0; i < steps; ++i) {
     const auto& [a, b, c] = schedule[i];
+    ops.BeginStep(i, steps);
     ops.Multiply(z, c, r, r, b, r);
     if (first) {
       ops.AddIdentity(q, z, a);

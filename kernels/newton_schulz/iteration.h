@@ -14,6 +14,8 @@ class MatrixOps {
  public:
   static constexpr int kSymmetricSlots = 4;
 
+  // What follows belongs to step `step` of `steps`, from 0: late errors have little time to grow.
+  virtual void BeginStep(int /*step*/, int /*steps*/) {}
   // slot r = X X^T
   virtual void Gram(int r) = 0;
   // slot out = alpha slot[left] slot[right] + beta slot[e]
