@@ -102,7 +102,8 @@ def read_texts() -> torch.Tensor:
     texts = [str(pydoc_data.topics.topics[k]) for k in sorted(pydoc_data.topics.topics)]
     licences = pathlib.Path("/usr/share/common-licenses")
     if licences.is_dir():
-        texts += [p.read_text(errors="replace") for p in sorted(licences.iterdir()) if p.is_file() and not p.is_symlink()]
+        files = [p for p in sorted(licences.iterdir()) if p.is_file() and not p.is_symlink()]
+        texts += [p.read_text(errors="replace") for p in files]
     return torch.frombuffer(bytearray("\n\n".join(texts).encode()), dtype=torch.uint8)
 
 
@@ -177,7 +178,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=250, help="steps to train (default: %(default)s)")
     parser.add_argument("--every", type=int, default=50, help="steps between evaluations (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--z2", action="store_true", help="keep dedicated weights resident (reshard_after_forward=False)")
+    parser.add_argument("--z2", action="store_true", help="keep dedicated weights in memory after forward")
     parser.add_argument("--results", help="write the figures to this JSON file")
     parser.add_argument("--describe", metavar="FILE", help="at the end, write what dmuonctl shows of DMUON_JOB")
     args = parser.parse_args()

@@ -11,13 +11,19 @@ from pathlib import Path
 import pytest
 
 TRAIN = """
-import logging, os, sys, torch, torch.distributed as dist
+import logging, os, sys, traceback, torch, torch.distributed as dist
 from support.models import batches, dedicate, make
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
 rank, world_size, file = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), sys.argv[1]
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world_size)
 model = make()
-optimizer = dedicate(model, world_size, True)
+try:
+    optimizer = dedicate(model, world_size, True)
+except Exception:
+    traceback.print_exc()
+    sys.stderr.flush()
+    dist.barrier()  # Gloo may abort a rank whose peer exits first
+    os._exit(1)
 model(batches(1)[0]).backward()
 optimizer.step()
 print("stepped", flush=True)
@@ -109,7 +115,7 @@ def test_a_killed_job_leaves_no_private_daemon(tmp_path):
 def test_without_a_daemon_all_ranks_get_the_same_clear_error(tmp_path, environment, message):
     processes = launch(2, tmp_path / "store", **environment)
     outputs = [process.communicate(timeout=120) for process in processes]
-    assert all(p.returncode == 1 for p in processes)
+    assert [p.returncode for p in processes] == [1, 1], outputs
     for _, errors in outputs:
         assert message in errors and "DaemonUnavailable" in errors
         assert not started_daemons(errors)

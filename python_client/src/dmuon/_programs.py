@@ -1,29 +1,22 @@
-"""The programs that are installed with the package: dmuond and dmuonctl."""
+"""The programs that come with the package."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 
 def find(name: str) -> str | None:
-    """The path of ``dmuond`` or ``dmuonctl``: beside this package, else on PATH."""
-    own = Path(__file__).parent / "bin" / name
-    return str(own) if os.access(own, os.X_OK) else shutil.which(name)
-
-
-def _run(name: str) -> None:
-    own = Path(__file__).parent / "bin" / name
-    if not os.access(own, os.X_OK):
-        sys.exit(f"{name}: not in this installation of dmuon; build it with cmake, see the README")
-    os.execv(own, [name, *sys.argv[1:]])
-
-
-def dmuond() -> None:
-    _run("dmuond")
-
-
-def dmuonctl() -> None:
-    _run("dmuonctl")
+    """The path of ``dmuond`` or ``dmuonctl``: of this installation, else on PATH."""
+    package = Path(__file__).parent
+    folders = (
+        package / "bin",  # the build folder
+        package.parent / "bin",  # pip install --target
+        Path(sysconfig.get_path("scripts")),
+        Path(sys.executable).parent,
+    )
+    own = (str(folder / name) for folder in folders if os.access(folder / name, os.X_OK))
+    return next(own, None) or shutil.which(name)

@@ -216,9 +216,8 @@ def _agree(ctx: DedicatedCommContext, error: Exception | None) -> None:
 def _open_session(ctx: DedicatedCommContext) -> None:
     from dmuon import _native
 
-    where = endpoint.agree_on_endpoint(ctx.group)
+    connection = endpoint.connect(ctx.group)
     ctx.job = job.agree_on_name(ctx.group)
-    connection = _native.Connection.open(where)
     ctx.session = connection.open_session(
         _native.OpenOptions(
             job=ctx.job,

@@ -24,6 +24,8 @@ _log = logging.getLogger("dmuon")
 
 START_SECONDS = 20.0
 _private: PrivateDaemon | None = None
+# Attachments to private daemons, for the life of this process: without any, such a daemon ends.
+_kept: dict[str, Any] = {}
 
 
 class PrivateDaemon:
@@ -65,13 +67,14 @@ class PrivateDaemon:
         return self.process.poll() is None
 
 
-def _decide() -> str:
+def _decide() -> tuple[str, bool]:
+    """The endpoint, and whether it is a private daemon's."""
     global _private
     from dmuon import _native
 
     found = _native.default_endpoint()
     if found is not None:
-        return found
+        return found, False
     how = (
         "start one with `dmuond --socket-dir DIR` and set DMUON_ENDPOINT=DIR, or `systemctl start dmuond` for the "
         "whole machine"
@@ -90,7 +93,7 @@ def _decide() -> str:
             "no dmuond found: started a private one for this job (pid %d, sockets in %s)",
             _private.process.pid, _private.directory,
         )
-    return _private.directory
+    return _private.directory, True
 
 
 def _boot_id() -> str:
@@ -101,16 +104,39 @@ def _boot_id() -> str:
         return ""
 
 
-def agree_on_endpoint(group: dist.ProcessGroup | None) -> str:
-    """The endpoint for this rank. Collective; an error of the deciding rank is raised on all ranks of its node."""
-    node = (socket.gethostname(), _boot_id())
+def connect(group: dist.ProcessGroup | None) -> Any:
+    """A ``_native.Connection`` to this rank's daemon. Collective."""
+    from dmuon import _native
+
+    endpoint, private = _agree(group)
+    connection, failure = _kept.get(endpoint), None
+    if connection is None:
+        try:
+            connection = _native.Connection.open(endpoint)
+        except Exception as error:
+            failure = error
+    if group is not None:
+        # Else the other ranks would wait in the session for one that does not come.
+        failures: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(failures, failure, group=group)
+        failure = failure or next((f for f in failures if f is not None), None)
+    if failure is not None:
+        raise failure
+    if private:
+        _kept[endpoint] = connection
+    return connection
+
+
+def _agree(group: dist.ProcessGroup | None) -> tuple[str, bool]:
+    """Collective; an error of the deciding rank is raised on all ranks of its node."""
     if group is None:
         return _decide()
+    node = (socket.gethostname(), _boot_id())
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     nodes: list[Any] = [None] * size
     dist.all_gather_object(nodes, node, group=group)
     leader = nodes.index(node)
-    answer: tuple[str | None, Exception | None] = (None, None)
+    answer: tuple[tuple[str, bool] | None, Exception | None] = (None, None)
     if rank == leader:
         try:
             answer = (_decide(), None)
@@ -118,10 +144,10 @@ def agree_on_endpoint(group: dist.ProcessGroup | None) -> str:
             answer = (None, error)
     answers: list[Any] = [None] * size
     dist.all_gather_object(answers, answer, group=group)
-    endpoint, failure = answers[leader]
+    decided, failure = answers[leader]
     if failure is not None:
         raise failure
     failed = next((e for _, e in answers if e is not None), None)
     if failed is not None:
         raise DaemonUnavailable(f"another node of the job has no daemon: {failed}")
-    return endpoint
+    return decided

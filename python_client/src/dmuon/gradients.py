@@ -6,6 +6,7 @@ sends it. The hints (all parameters of a boundary arrived; the engine's end-of-b
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -44,9 +45,14 @@ class GradientCollector:
         p.tensor.register_post_accumulate_grad_hook(self._hook_for(p))
 
     def _hook_for(self, p: DedicatedParam) -> Callable[[torch.Tensor], None]:
+        # Weak, because Python's garbage collector does not see the tensor's own reference to this hook: a cycle through
+        # it would keep the model for ever.
+        weak_self, index = weakref.ref(self), p.index
+
         def take(tensor: torch.Tensor) -> None:
-            if tensor.grad is not None:
-                self.take(p)
+            collector = weak_self()
+            if collector is not None and tensor.grad is not None:
+                collector.take(collector._ctx.params[index])
 
         return _torch_private.without_dynamo(take)
 
@@ -83,6 +89,9 @@ class GradientCollector:
             if other is not None and other is not boundary and other.open:
                 self._ready(other)
             self._holder[boundary.window] = boundary
+        # A forward of the boundary has waited for this; gradients that are put into p.grad by hand have not. The owner
+        # may still need the last gradient for its update.
+        self._session.wait_weights(boundary.index)
         self._session.wait_grad_writable(boundary.index)
         boundary.open = True
 
@@ -103,10 +112,9 @@ class GradientCollector:
         """The root's outputs tell when a backward pass begins: also under reentrant checkpointing."""
         tensors = graph_tensors(output)
         if tensors:
-            torch.autograd.graph.register_multi_grad_hook(
-                tensors, _torch_private.without_dynamo(self._begin_backward), mode="any"
-            )
+            torch.autograd.graph.register_multi_grad_hook(tensors, self._begin_backward, mode="any")
 
+    @_torch_private.without_dynamo
     def _begin_backward(self, gradient: torch.Tensor) -> None:
         task = _torch_private.current_graph_task_id()
         if task == self._callback_task:

@@ -11,6 +11,7 @@ numbers, so a boundary whose backward began and whose forward began at number s 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -86,17 +87,14 @@ class WeightWindows:
         boundary.running -= 1
         tensors = graph_tensors(output)
         if tensors:
-
-            def begin_backward(gradient: torch.Tensor) -> None:
-                self._begin_backward(boundary, start)
-
             torch.autograd.graph.register_multi_grad_hook(
-                tensors, _torch_private.without_dynamo(begin_backward), mode="any"
+                tensors, functools.partial(self._begin_backward, boundary, start), mode="any"
             )
         if displaced is not None:
             self._materialize(displaced)
 
-    def _begin_backward(self, boundary: Boundary, start: int) -> None:
+    @_torch_private.without_dynamo
+    def _begin_backward(self, boundary: Boundary, start: int, gradient: torch.Tensor) -> None:
         if torch.is_grad_enabled():
             raise RuntimeError(
                 f"create_graph=True needs the weights of boundary '{boundary.name}' after its backward; dedicate with "
