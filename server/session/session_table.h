@@ -81,7 +81,7 @@ class SessionTable {
   // Refuses new sessions from now on. Steps under way are finished.
   void StartDrain();
   bool draining() const;
-  // Waits until no session is left, or no step is under way and `deadline` has passed; then closes all.
+  // Waits until no step is under way, or `deadline`; then ends all sessions with UNAVAILABLE.
   void FinishDrain(absl::Time deadline);
   int size() const;
 
