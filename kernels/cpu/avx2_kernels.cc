@@ -8,15 +8,16 @@ namespace {
 
 // A register tile is 4 x 16: 8 sums are as many as the two units' latency needs, and both operands' loads stay under
 // what the units can take.
-void MultiplyF32(const void* a, const void* b, int64_t rows, float* acc, bool add, const void*) {
+void MultiplyF32(const KernelTable::MultiplyArgs& args) {
   for (int j = 0; j < kTile; j += 16) {
-    for (int i = 0; i < kTile; i += 4) {
-      const float* left = static_cast<const float*>(a) + i;
-      const float* right = static_cast<const float*>(b) + j;
+    const int end = args.upper && j == 0 ? kTile / 2 : kTile;
+    for (int i = 0; i < end; i += 4) {
+      const float* left = static_cast<const float*>(args.a) + i;
+      const float* right = static_cast<const float*>(args.b) + j;
       __m256 c[4][2];
 #pragma GCC unroll 4
       for (int row = 0; row < 4; ++row) c[row][0] = c[row][1] = _mm256_setzero_ps();
-      for (int64_t k = 0; k < rows; ++k, left += kTile, right += kTile) {
+      for (int64_t k = 0; k < args.packed_rows; ++k, left += kTile, right += kTile) {
         const __m256 r0 = _mm256_load_ps(right), r1 = _mm256_load_ps(right + 8);
 #pragma GCC unroll 4
         for (int row = 0; row < 4; ++row) {
@@ -27,8 +28,8 @@ void MultiplyF32(const void* a, const void* b, int64_t rows, float* acc, bool ad
       }
 #pragma GCC unroll 4
       for (int row = 0; row < 4; ++row) {
-        float* to = acc + (i + row) * kTile + j;
-        if (add) {
+        float* to = args.acc + (i + row) * kTile + j;
+        if (args.add) {
           c[row][0] = _mm256_add_ps(c[row][0], _mm256_load_ps(to));
           c[row][1] = _mm256_add_ps(c[row][1], _mm256_load_ps(to + 8));
         }

@@ -17,10 +17,7 @@ struct Bf16Step {
   }
 };
 
-void MultiplyBf16(const void* a, const void* b, int64_t rows, float* acc, bool add,
-                  const void* ahead) {
-  MultiplyTile<Bf16Step>(a, b, rows, acc, add, ahead);
-}
+void MultiplyBf16(const KernelTable::MultiplyArgs& args) { Multiply<Bf16Step>(args); }
 
 constexpr KernelTable kTable = {
     .name = "avx512_bf16",

@@ -18,58 +18,67 @@ struct F32Step {
   static __m512 MultiplyAdd(__m512 c, Vec a, Vec b) { return _mm512_fmadd_ps(a, b, c); }
 };
 
-// A register tile is 8 x 32: 16 sums cover the latency of two units twice, and 10 loads go with 16 multiply-adds.
-// A packed row is 32 elements of 4 bytes for either dtype, so both share the loop.
-template <typename Step>
-inline void MultiplyTile(const void* a, const void* b, int64_t rows, float* acc, bool add,
-                         const void* ahead) {
-  constexpr int kRows = 8;
-  const char* next = static_cast<const char*>(ahead);
-  for (int i = 0; i < kTile; i += kRows) {
-    const char* left = static_cast<const char*>(a) + i * 4;
-    const char* right = static_cast<const char*>(b);
-    __m512 c[kRows][2];
-#pragma GCC unroll 8
-    for (int row = 0; row < kRows; ++row) c[row][0] = c[row][1] = _mm512_setzero_ps();
-    const auto step = [&]() __attribute__((always_inline)) {
-      const typename Step::Vec r0 = Step::Load(right), r1 = Step::Load(right + 64);
-#pragma GCC unroll 8
-      for (int row = 0; row < kRows; ++row) {
-        const typename Step::Vec x = Step::Broadcast(left + row * 4);
-        c[row][0] = Step::MultiplyAdd(c[row][0], x, r0);
-        c[row][1] = Step::MultiplyAdd(c[row][1], x, r1);
-      }
-      left += kPackedRowBytes;
-      right += kPackedRowBytes;
-    };
-    int64_t k = 0;
-    if (next != nullptr) {
-      for (; k + 4 <= rows; k += 4, next += 64) {
-        _mm_prefetch(next, _MM_HINT_T1);
-        step();
-        step();
-        step();
-        step();
-      }
-    }
-    for (; k < rows; ++k) step();
-#pragma GCC unroll 8
+// kRows x 16 kVecs of the tile, from row `i` and column `j` on. A packed row is 32 elements of 4 bytes for either dtype,
+// so both share the loop.
+template <typename Step, int kRows, int kVecs>
+__attribute__((always_inline)) inline void MultiplyPart(const KernelTable::MultiplyArgs& args,
+                                                        int i, int j, const char*& ahead) {
+  const char* left = static_cast<const char*>(args.a) + i * 4;
+  const char* right = static_cast<const char*>(args.b) + j * 4;
+  __m512 c[kRows][kVecs];
+#pragma GCC unroll 16
+  for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVecs; ++v) c[row][v] = _mm512_setzero_ps();
+  }
+  const auto step = [&]() __attribute__((always_inline)) {
+    typename Step::Vec r[kVecs];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVecs; ++v) r[v] = Step::Load(right + 64 * v);
+#pragma GCC unroll 16
     for (int row = 0; row < kRows; ++row) {
-      float* to = acc + (i + row) * kTile;
-      if (add) {
-        c[row][0] = _mm512_add_ps(c[row][0], _mm512_load_ps(to));
-        c[row][1] = _mm512_add_ps(c[row][1], _mm512_load_ps(to + 16));
-      }
-      _mm512_store_ps(to, c[row][0]);
-      _mm512_store_ps(to + 16, c[row][1]);
+      const typename Step::Vec x = Step::Broadcast(left + row * 4);
+#pragma GCC unroll 2
+      for (int v = 0; v < kVecs; ++v) c[row][v] = Step::MultiplyAdd(c[row][v], x, r[v]);
+    }
+    left += kPackedRowBytes;
+    right += kPackedRowBytes;
+  };
+  int64_t k = 0;
+  if (ahead != nullptr) {
+    for (; k + 4 <= args.packed_rows; k += 4, ahead += 64) {
+      _mm_prefetch(ahead, _MM_HINT_T1);
+      step();
+      step();
+      step();
+      step();
+    }
+  }
+  for (; k < args.packed_rows; ++k) step();
+#pragma GCC unroll 16
+  for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVecs; ++v) {
+      float* to = args.acc + (i + row) * kTile + j + 16 * v;
+      if (args.add) c[row][v] = _mm512_add_ps(c[row][v], _mm512_load_ps(to));
+      _mm512_store_ps(to, c[row][v]);
     }
   }
 }
 
-inline void MultiplyF32(const void* a, const void* b, int64_t rows, float* acc, bool add,
-                        const void* ahead) {
-  MultiplyTile<F32Step>(a, b, rows, acc, add, ahead);
+// 8 x 32 at a time: 16 sums cover the latency of two units twice, and 10 loads go with 16 multiply-adds.
+template <typename Step>
+inline void Multiply(const KernelTable::MultiplyArgs& args) {
+  const char* ahead = static_cast<const char*>(args.ahead);
+  for (int i = 0; i < kTile / 2; i += 8) MultiplyPart<Step, 8, 2>(args, i, 0, ahead);
+  if (args.upper) {
+    MultiplyPart<Step, 16, 1>(args, 16, 16, ahead);
+  } else {
+    for (int i = kTile / 2; i < kTile; i += 8) MultiplyPart<Step, 8, 2>(args, i, 0, ahead);
+  }
 }
+
+inline void MultiplyF32(const KernelTable::MultiplyArgs& args) { Multiply<F32Step>(args); }
 
 // 16 x 16 at a time: pairs, quads, then 128-bit lanes in two steps.
 inline void Transpose(const float* from, float* to) {

@@ -140,7 +140,17 @@ void CpuMatrixOps::Combine(const float* tile, float alpha, const Panels& e, int6
 void CpuMatrixOps::StoreSymmetric(const Panels& to, int64_t i, int64_t j, float* tile) const {
   Tile mirrored;
   kernels_.transpose(tile, mirrored.values);
-  if (i == j) kernels_.combine_f32(tile, 0.5f, mirrored.values, 0.5f, tile);
+  if (i == j) {
+    // The lower left was not computed (product.h); the rest is symmetric but for rounding, and made so.
+    constexpr int kHalf = kTile / 2;
+    for (int row = 0; row < kHalf; ++row) {
+      std::memcpy(mirrored.values + row * kTile + kHalf, tile + row * kTile + kHalf,
+                  kHalf * sizeof(float));
+      std::memcpy(tile + (kHalf + row) * kTile, mirrored.values + (kHalf + row) * kTile,
+                  kHalf * sizeof(float));
+    }
+    kernels_.combine_f32(tile, 0.5f, mirrored.values, 0.5f, tile);
+  }
   if (to.shape.dtype == Dtype::kF32) {
     std::memcpy(to.f32(i, j), tile, sizeof(Tile));
     if (i != j) std::memcpy(to.f32(j, i), mirrored.values, sizeof(Tile));

@@ -142,27 +142,29 @@ inline void GenericStoreTile(const float* __restrict tile, float* to, int64_t st
 
 // bf16 products on a processor without units for them: unpack to fp32, a stretch at a time.
 template <KernelTable::Multiply kMultiplyF32>
-void EmulatedMultiplyBf16(const void* a, const void* b, int64_t packed_rows, float* acc, bool add,
-                          const void*) {
+void EmulatedMultiplyBf16(const KernelTable::MultiplyArgs& args) {
   constexpr int kStretch = 32;
   alignas(64) float unpacked[2][2 * kStretch * kTile];
-  for (int64_t start = 0; start < packed_rows; start += kStretch) {
-    const int64_t rows = packed_rows - start < kStretch ? packed_rows - start : kStretch;
-    const uint16_t* const sides[2] = {static_cast<const uint16_t*>(a) + start * 2 * kTile,
-                                      static_cast<const uint16_t*>(b) + start * 2 * kTile};
+  const void* const sides[2] = {args.a, args.b};
+  for (int64_t start = 0; start < args.packed_rows; start += kStretch) {
+    const int64_t left = args.packed_rows - start;
+    const int64_t rows = left < kStretch ? left : kStretch;
     for (int side = 0; side < 2; ++side) {
+      const uint16_t* from = static_cast<const uint16_t*>(sides[side]) + start * 2 * kTile;
       for (int64_t k = 0; k < rows; ++k) {
         for (int j = 0; j < kTile; ++j) {
-          const uint16_t* pair = sides[side] + (k * kTile + j) * 2;
+          const uint16_t* pair = from + (k * kTile + j) * 2;
           unpacked[side][2 * k * kTile + j] = FromBf16(pair[0]);
           unpacked[side][(2 * k + 1) * kTile + j] = FromBf16(pair[1]);
         }
       }
     }
-    kMultiplyF32(unpacked[0], unpacked[1], 2 * rows, acc, add || start > 0, nullptr);
-  }
-  if (packed_rows == 0 && !add) {
-    for (int i = 0; i < kTile * kTile; ++i) acc[i] = 0;
+    kMultiplyF32({.a = unpacked[0],
+                  .b = unpacked[1],
+                  .packed_rows = 2 * rows,
+                  .acc = args.acc,
+                  .add = args.add || start > 0,
+                  .upper = args.upper});
   }
 }
 

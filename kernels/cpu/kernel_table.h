@@ -32,10 +32,17 @@ struct KernelTable {
   const char* name;
   bool bf16_units;  // bf16 products run at twice the speed of fp32 ones
 
-  // acc (32 x 32, row-major) = [acc +] sum over packed rows k of a[k][i] b[k][j]. `add` keeps what acc holds. Meanwhile
-  // the 64 bytes a packed row at `ahead` are fetched towards the cache; null: nothing.
-  using Multiply = void (*)(const void* a, const void* b, int64_t packed_rows, float* acc, bool add,
-                            const void* ahead);
+  // acc (32 x 32, row-major) = [acc +] sum over packed rows k of a[k][i] b[k][j].
+  struct MultiplyArgs {
+    const void* a = nullptr;
+    const void* b = nullptr;
+    int64_t packed_rows = 0;
+    float* acc = nullptr;
+    bool add = false;    // keep what acc holds
+    bool upper = false;  // the lower left 16 x 16 are not wanted, and may be left as they are
+    const void* ahead = nullptr;  // fetch 64 bytes a packed row from here towards the cache
+  };
+  using Multiply = void (*)(const MultiplyArgs& args);
   Multiply multiply_f32;
   Multiply multiply_bf16;
 

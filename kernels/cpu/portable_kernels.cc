@@ -7,13 +7,14 @@ namespace {
 typedef float Vec __attribute__((vector_size(16)));
 constexpr int kRows = 4, kVecs = 2, kWidth = 4;  // a register tile is 4 x 8
 
-void MultiplyF32(const void* a, const void* b, int64_t rows, float* acc, bool add, const void*) {
+void MultiplyF32(const KernelTable::MultiplyArgs& args) {
   for (int i = 0; i < kTile; i += kRows) {
-    for (int j = 0; j < kTile; j += kVecs * kWidth) {
-      const float* left = static_cast<const float*>(a) + i;
-      const float* right = static_cast<const float*>(b) + j;
+    const int first = args.upper && i >= kTile / 2 ? kTile / 2 : 0;
+    for (int j = first; j < kTile; j += kVecs * kWidth) {
+      const float* left = static_cast<const float*>(args.a) + i;
+      const float* right = static_cast<const float*>(args.b) + j;
       Vec c[kRows][kVecs] = {};
-      for (int64_t k = 0; k < rows; ++k, left += kTile, right += kTile) {
+      for (int64_t k = 0; k < args.packed_rows; ++k, left += kTile, right += kTile) {
         Vec r[kVecs];
         __builtin_memcpy(r, right, sizeof(r));
 #pragma GCC unroll 4
@@ -24,9 +25,9 @@ void MultiplyF32(const void* a, const void* b, int64_t rows, float* acc, bool ad
         }
       }
       for (int row = 0; row < kRows; ++row) {
-        float* to = acc + (i + row) * kTile + j;
+        float* to = args.acc + (i + row) * kTile + j;
         Vec old[kVecs] = {};
-        if (add) __builtin_memcpy(old, to, sizeof(old));
+        if (args.add) __builtin_memcpy(old, to, sizeof(old));
         for (int v = 0; v < kVecs; ++v) c[row][v] += old[v];
         __builtin_memcpy(to, c[row], sizeof(old));
       }

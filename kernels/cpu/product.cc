@@ -111,9 +111,13 @@ void RunMacroTile(const KernelTable& kernels, const Product& product, const Macr
       const int64_t from = product.symmetric ? std::max<int64_t>(0, macro.row + i - macro.col) : 0;
       for (int64_t j = from; j < macro.cols; ++j) {
         float* sum = sums[i * kMaxMacro + j];
-        multiply(stretch.term->left.panel(macro.row + i) + stretch.offset,
-                 stretch.term->right.panel(macro.col + j) + stretch.offset, stretch.packed_rows,
-                 sum, s > 0, HalfOf(next, piece++));
+        multiply({.a = stretch.term->left.panel(macro.row + i) + stretch.offset,
+                  .b = stretch.term->right.panel(macro.col + j) + stretch.offset,
+                  .packed_rows = stretch.packed_rows,
+                  .acc = sum,
+                  .add = s > 0,
+                  .upper = product.symmetric && macro.row + i == macro.col + j,
+                  .ahead = HalfOf(next, piece++)});
         if (last) finish(macro.row + i, macro.col + j, sum);
       }
     }

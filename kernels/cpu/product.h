@@ -19,7 +19,7 @@ struct Product {
   };
   Term terms[2];
   int term_count = 1;
-  bool symmetric = false;  // only tiles with I <= J
+  bool symmetric = false;  // only tiles with I <= J; of I == J all but the lower left 16 x 16
 };
 
 // Calls finish(I, J, tile) with each finished 32 x 32 tile; it may overwrite the tile. Tiles come in no order, from

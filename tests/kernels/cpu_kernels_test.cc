@@ -147,7 +147,7 @@ TEST(CpuKernel, ProductsOfTilesMatchFloat64) {
   for (const KernelTable* table : Tables()) {
     for (bool add : {false, true}) {
       std::fill(sum, sum + kFloats, 10.f);
-      table->multiply_f32(left, right, kRows, sum, add, nullptr);
+      table->multiply_f32({.a = left, .b = right, .packed_rows = kRows, .acc = sum, .add = add});
       for (int i = 0; i < cpu::kTile; ++i) {
         for (int j = 0; j < cpu::kTile; ++j) {
           double exact = add ? 10 : 0;
