@@ -43,7 +43,7 @@ def tidy(build: pathlib.Path, file: pathlib.Path, stamp: pathlib.Path) -> str:
 def main(build: pathlib.Path) -> int:
     stamps = build.parent / "lint"
     stamps.mkdir(parents=True, exist_ok=True)
-    rules = (ROOT / ".clang-tidy").read_bytes()
+    rules = (ROOT / ".clang-tidy").read_bytes() + (ROOT / "tests/.clang-tidy").read_bytes()
     jobs = []
     skipped = 0
     for entry in json.loads((build / "compile_commands.json").read_text()):
