@@ -15,7 +15,11 @@ MAX_LINES = 500
 LONG_FILES: dict[str, str] = {}
 
 # Where a test may sleep, each with its reason.
-SLEEPS = {"tests/support/process.cc": "polls what another process does, in one place for all"}
+SLEEPS = {
+    "tests/support/process.cc": "polls what another process does, in one place for all",
+    "tests/python/test_private_daemon.py": "polls for the end of a daemon that is nobody's child",
+    "tests/benchmark/ns.py": "lets the threads of the one measured before stop spinning",
+}
 
 # Identical lines that make two places one too many. Tests may spell out what they expect.
 DUPLICATE_LINES = 12
