@@ -47,8 +47,8 @@ bool Interrupted() {
 }
 
 std::unique_ptr<Connection> Open(const std::string& endpoint, double timeout) {
-  auto connection = ValueOrThrow(
-      WithoutGil([&] { return Connection::Open(endpoint, absl::Seconds(timeout)); }));
+  auto connection =
+      ValueOrThrow(WithoutGil([&] { return Connection::Open(endpoint, absl::Seconds(timeout)); }));
   connection->SetInterruptCheck(Interrupted);
   return connection;
 }
@@ -62,9 +62,8 @@ nb::object Own(std::vector<std::byte> data) {
   auto owner = std::make_unique<std::vector<std::byte>>(std::move(data));
   std::byte* bytes = owner->data();
   const size_t size = owner->size();
-  nb::capsule capsule(owner.release(), [](void* p) noexcept {
-    delete static_cast<std::vector<std::byte>*>(p);
-  });
+  nb::capsule capsule(owner.release(),
+                      [](void* p) noexcept { delete static_cast<std::vector<std::byte>*>(p); });
   return nb::cast(nb::ndarray<uint8_t>(bytes, {size}, capsule));
 }
 
@@ -98,38 +97,54 @@ void BindEnums(nb::module_& m) {
 }
 
 void BindTable(nb::module_& m) {
-  nb::class_<client::Mesh>(m, "Mesh")
-      .def("__init__", [](client::Mesh* self, int replicate, int shard,
-                          int tp) { new (self) client::Mesh{replicate, shard, tp}; },
-           "replicate"_a = 1, "shard"_a = 1, "tp"_a = 1);
+  nb::class_<client::Mesh>(m, "Mesh").def(
+      "__init__",
+      [](client::Mesh* self, int replicate, int shard, int tp) {
+        new (self) client::Mesh{replicate, shard, tp};
+      },
+      "replicate"_a = 1, "shard"_a = 1, "tp"_a = 1);
   nb::class_<client::Boundary>(m, "Boundary")
-      .def("__init__", [](client::Boundary* self, std::string name, bool exclusive_window) {
-        new (self) client::Boundary{std::move(name), exclusive_window};
-      }, "name"_a, "exclusive_window"_a = false);
+      .def(
+          "__init__",
+          [](client::Boundary* self, std::string name, bool exclusive_window) {
+            new (self) client::Boundary{std::move(name), exclusive_window};
+          },
+          "name"_a, "exclusive_window"_a = false);
   nb::class_<client::Block>(m, "Block")
-      .def("__init__", [](client::Block* self, int64_t row_begin, int64_t row_end) {
-        new (self) client::Block{row_begin, row_end};
-      }, "row_begin"_a, "row_end"_a);
+      .def(
+          "__init__",
+          [](client::Block* self, int64_t row_begin, int64_t row_end) {
+            new (self) client::Block{row_begin, row_end};
+          },
+          "row_begin"_a, "row_end"_a);
   nb::class_<client::Parameter>(m, "Parameter")
-      .def("__init__", [](client::Parameter* self, std::string name, std::vector<int64_t> shape,
-                          client::Route route, int boundary, std::vector<client::Block> blocks) {
-        new (self) client::Parameter{std::move(name), std::move(shape), route, boundary,
-                                     std::move(blocks)};
-      }, "name"_a, "shape"_a, "route"_a, "boundary"_a, "blocks"_a = std::vector<client::Block>());
+      .def(
+          "__init__",
+          [](client::Parameter* self, std::string name, std::vector<int64_t> shape,
+             client::Route route, int boundary, std::vector<client::Block> blocks) {
+            new (self) client::Parameter{std::move(name), std::move(shape), route, boundary,
+                                         std::move(blocks)};
+          },
+          "name"_a, "shape"_a, "route"_a, "boundary"_a, "blocks"_a = std::vector<client::Block>());
   nb::class_<client::OpenOptions>(m, "OpenOptions")
-      .def("__init__", [](client::OpenOptions* self, std::string job, int rank, client::Mesh mesh,
-                          bool reshard_after_forward, std::vector<client::Boundary> boundaries,
-                          std::vector<client::Parameter> parameters, double formation_timeout,
-                          uint32_t restart_count, std::string coordinator) {
-        new (self) client::OpenOptions{.job = std::move(job), .rank = rank, .mesh = mesh,
-                                       .reshard_after_forward = reshard_after_forward,
-                                       .boundaries = std::move(boundaries),
-                                       .parameters = std::move(parameters),
-                                       .formation_timeout = absl::Seconds(formation_timeout),
-                                       .restart_count = restart_count,
-                                       .coordinator = std::move(coordinator)};
-      }, "job"_a, "rank"_a, "mesh"_a, "reshard_after_forward"_a, "boundaries"_a, "parameters"_a,
-           "formation_timeout"_a = 0.0, "restart_count"_a = 0, "coordinator"_a = "");
+      .def(
+          "__init__",
+          [](client::OpenOptions* self, std::string job, int rank, client::Mesh mesh,
+             bool reshard_after_forward, std::vector<client::Boundary> boundaries,
+             std::vector<client::Parameter> parameters, double formation_timeout,
+             uint32_t restart_count, std::string coordinator) {
+            new (self) client::OpenOptions{.job = std::move(job),
+                                           .rank = rank,
+                                           .mesh = mesh,
+                                           .reshard_after_forward = reshard_after_forward,
+                                           .boundaries = std::move(boundaries),
+                                           .parameters = std::move(parameters),
+                                           .formation_timeout = absl::Seconds(formation_timeout),
+                                           .restart_count = restart_count,
+                                           .coordinator = std::move(coordinator)};
+          },
+          "job"_a, "rank"_a, "mesh"_a, "reshard_after_forward"_a, "boundaries"_a, "parameters"_a,
+          "formation_timeout"_a = 0.0, "restart_count"_a = 0, "coordinator"_a = "");
   nb::class_<client::PlacementEntry>(m, "PlacementEntry")
       .def_ro("owner", &client::PlacementEntry::owner)
       .def_ro("cost", &client::PlacementEntry::cost);
@@ -142,35 +157,49 @@ void BindTable(nb::module_& m) {
 
 void BindOptimizer(nb::module_& m) {
   nb::class_<client::Group>(m, "Group")
-      .def("__init__", [](client::Group* self, std::string name, client::Route route) {
-        new (self) client::Group{std::move(name), route};
-      }, "name"_a, "route"_a);
+      .def(
+          "__init__",
+          [](client::Group* self, std::string name, client::Route route) {
+            new (self) client::Group{std::move(name), route};
+          },
+          "name"_a, "route"_a);
   nb::class_<client::ParameterConfig>(m, "ParameterConfig")
-      .def("__init__", [](client::ParameterConfig* self, client::Dtype param_dtype,
-                          client::Dtype grad_dtype, int group) {
-        new (self) client::ParameterConfig{param_dtype, grad_dtype, group};
-      }, "param_dtype"_a, "grad_dtype"_a, "group"_a);
+      .def(
+          "__init__",
+          [](client::ParameterConfig* self, client::Dtype param_dtype, client::Dtype grad_dtype,
+             int group) {
+            new (self) client::ParameterConfig{param_dtype, grad_dtype, group};
+          },
+          "param_dtype"_a, "grad_dtype"_a, "group"_a);
   nb::class_<client::NewtonSchulzOptions>(m, "NewtonSchulzOptions")
-      .def("__init__", [](client::NewtonSchulzOptions* self, client::NsForm form, int steps,
-                          std::vector<std::array<double, 3>> coefficients,
-                          std::optional<std::vector<int>> restarts,
-                          std::optional<client::Dtype> iteration_dtype, bool deterministic) {
-        new (self) client::NewtonSchulzOptions{form, steps, std::move(coefficients),
-                                               std::move(restarts), iteration_dtype,
-                                               deterministic};
-      }, "form"_a, "steps"_a, "coefficients"_a = std::vector<std::array<double, 3>>(),
-           "restarts"_a = nb::none(), "iteration_dtype"_a = nb::none(),
-           "deterministic"_a = false);
+      .def(
+          "__init__",
+          [](client::NewtonSchulzOptions* self, client::NsForm form, int steps,
+             std::vector<std::array<double, 3>> coefficients,
+             std::optional<std::vector<int>> restarts, std::optional<client::Dtype> iteration_dtype,
+             bool deterministic) {
+            new (self) client::NewtonSchulzOptions{
+                form,         steps, std::move(coefficients), std::move(restarts), iteration_dtype,
+                deterministic};
+          },
+          "form"_a, "steps"_a, "coefficients"_a = std::vector<std::array<double, 3>>(),
+          "restarts"_a = nb::none(), "iteration_dtype"_a = nb::none(), "deterministic"_a = false);
   nb::class_<client::OptimizerOptions>(m, "OptimizerOptions")
-      .def("__init__", [](client::OptimizerOptions* self, std::vector<client::Group> groups,
-                          std::vector<client::ParameterConfig> parameters,
-                          client::NewtonSchulzOptions newton_schulz, bool nesterov,
-                          client::AdjustLr adjust_lr, client::Nonfinite nonfinite) {
-        new (self) client::OptimizerOptions{std::move(groups), std::move(parameters),
-                                            std::move(newton_schulz), nesterov, adjust_lr,
-                                            nonfinite};
-      }, "groups"_a, "parameters"_a, "newton_schulz"_a, "nesterov"_a, "adjust_lr"_a,
-           "nonfinite"_a);
+      .def(
+          "__init__",
+          [](client::OptimizerOptions* self, std::vector<client::Group> groups,
+             std::vector<client::ParameterConfig> parameters,
+             client::NewtonSchulzOptions newton_schulz, bool nesterov, client::AdjustLr adjust_lr,
+             client::Nonfinite nonfinite) {
+            new (self) client::OptimizerOptions{std::move(groups),
+                                                std::move(parameters),
+                                                std::move(newton_schulz),
+                                                nesterov,
+                                                adjust_lr,
+                                                nonfinite};
+          },
+          "groups"_a, "parameters"_a, "newton_schulz"_a, "nesterov"_a, "adjust_lr"_a,
+          "nonfinite"_a);
   nb::class_<client::StepResult>(m, "StepResult")
       .def_ro("step", &client::StepResult::step)
       .def_ro("applied", &client::StepResult::applied)
@@ -194,57 +223,82 @@ void BindSession(nb::module_& m) {
       .def_prop_ro("placement", &Session::placement)
       .def_prop_ro("step_id", &Session::step)
       .def_prop_ro("generation", &Session::generation)
-      .def("configure", [](Session& s, const client::OptimizerOptions& options) {
-        Call([&] { return s.Configure(options); });
-      }, "options"_a)
+      .def(
+          "configure",
+          [](Session& s, const client::OptimizerOptions& options) {
+            Call([&] { return s.Configure(options); });
+          },
+          "options"_a)
       .def("start", [](Session& s) { Call([&] { return s.Start(); }); })
-      .def("grad", [](nb::handle_t<Session> s, int parameter, size_t bytes) {
-        return View(s, nb::cast<Session&>(s).grad(parameter), bytes);
-      }, "parameter"_a, "bytes"_a)
-      .def("weight", [](nb::handle_t<Session> s, int parameter, size_t bytes) {
-        return View(s, nb::cast<Session&>(s).weight(parameter), bytes);
-      }, "parameter"_a, "bytes"_a)
+      .def(
+          "grad",
+          [](nb::handle_t<Session> s, int parameter, size_t bytes) {
+            return View(s, nb::cast<Session&>(s).grad(parameter), bytes);
+          },
+          "parameter"_a, "bytes"_a)
+      .def(
+          "weight",
+          [](nb::handle_t<Session> s, int parameter, size_t bytes) {
+            return View(s, nb::cast<Session&>(s).weight(parameter), bytes);
+          },
+          "parameter"_a, "bytes"_a)
       .def("window", &Session::window, "boundary"_a)
-      .def("wait_weights", [](Session& s, int boundary) {
-        Call([&] { return s.WaitWeights(boundary); });
-      }, "boundary"_a)
+      .def(
+          "wait_weights",
+          [](Session& s, int boundary) { Call([&] { return s.WaitWeights(boundary); }); },
+          "boundary"_a)
       .def("wait_all_weights", [](Session& s) { Call([&] { return s.WaitAllWeights(); }); })
-      .def("materialize", [](Session& s, int boundary) {
-        Call([&] { return s.Materialize(boundary); });
-      }, "boundary"_a)
-      .def("release", [](Session& s, int boundary) {
-        Call([&] { return s.Release(boundary); });
-      }, "boundary"_a)
-      .def("wait_grad_writable", [](Session& s, int boundary) {
-        Call([&] { return s.WaitGradWritable(boundary); });
-      }, "boundary"_a)
-      .def("ready", [](Session& s, int boundary, const std::vector<int>& present) {
-        Call([&] {
-          for (int parameter : present) s.SetPresent(parameter);
-          return s.Ready(boundary);
-        });
-      }, "boundary"_a, "present"_a, "Marks the parameters that have a gradient, then READY.")
+      .def(
+          "materialize",
+          [](Session& s, int boundary) { Call([&] { return s.Materialize(boundary); }); },
+          "boundary"_a)
+      .def(
+          "release", [](Session& s, int boundary) { Call([&] { return s.Release(boundary); }); },
+          "boundary"_a)
+      .def(
+          "wait_grad_writable",
+          [](Session& s, int boundary) { Call([&] { return s.WaitGradWritable(boundary); }); },
+          "boundary"_a)
+      .def(
+          "ready",
+          [](Session& s, int boundary, const std::vector<int>& present) {
+            Call([&] {
+              for (int parameter : present) s.SetPresent(parameter);
+              return s.Ready(boundary);
+            });
+          },
+          "boundary"_a, "present"_a, "Marks the parameters that have a gradient, then READY.")
       .def("end_backward", &Session::EndBackward)
       .def("discard", [](Session& s) { Call([&] { return s.Discard(); }); })
-      .def("set_hyper", [](Session& s, int group, double lr, double weight_decay, double momentum,
-                           double beta1, double beta2, double eps) {
-        s.SetHyper(group, client::Hyper{lr, weight_decay, momentum, beta1, beta2, eps});
-      }, "group"_a, "lr"_a, "weight_decay"_a, "momentum"_a = 0.0, "beta1"_a = 0.0,
-           "beta2"_a = 0.0, "eps"_a = 0.0)
-      .def("step", [](Session& s, bool found_inf, double max_norm) {
-        return ValueOrThrow(WithoutGil([&] { return s.Step({found_inf, max_norm}); }));
-      }, "found_inf"_a = false, "max_norm"_a = 0.0)
-      .def("read_state", [](Session& s, const std::string& parameter, client::StateKind kind) {
-        return Own(ValueOrThrow(WithoutGil([&] { return s.ReadState(parameter, kind); })));
-      }, "parameter"_a, "kind"_a)
-      .def("write_state", [](Session& s, const std::string& parameter, client::StateKind kind,
-                             Bytes data) {
-        const auto* begin = reinterpret_cast<const std::byte*>(data.data());
-        Call([&] { return s.WriteState(parameter, kind, {begin, data.size()}); });
-      }, "parameter"_a, "kind"_a, "data"_a)
-      .def("last_profile", [](Session& s) {
-        return ValueOrThrow(WithoutGil([&] { return s.LastProfile(); }));
-      })
+      .def(
+          "set_hyper",
+          [](Session& s, int group, double lr, double weight_decay, double momentum, double beta1,
+             double beta2, double eps) {
+            s.SetHyper(group, client::Hyper{lr, weight_decay, momentum, beta1, beta2, eps});
+          },
+          "group"_a, "lr"_a, "weight_decay"_a, "momentum"_a = 0.0, "beta1"_a = 0.0, "beta2"_a = 0.0,
+          "eps"_a = 0.0)
+      .def(
+          "step",
+          [](Session& s, bool found_inf, double max_norm) {
+            return ValueOrThrow(WithoutGil([&] { return s.Step({found_inf, max_norm}); }));
+          },
+          "found_inf"_a = false, "max_norm"_a = 0.0)
+      .def(
+          "read_state",
+          [](Session& s, const std::string& parameter, client::StateKind kind) {
+            return Own(ValueOrThrow(WithoutGil([&] { return s.ReadState(parameter, kind); })));
+          },
+          "parameter"_a, "kind"_a)
+      .def(
+          "write_state",
+          [](Session& s, const std::string& parameter, client::StateKind kind, Bytes data) {
+            const auto* begin = reinterpret_cast<const std::byte*>(data.data());
+            Call([&] { return s.WriteState(parameter, kind, {begin, data.size()}); });
+          },
+          "parameter"_a, "kind"_a, "data"_a)
+      .def("last_profile",
+           [](Session& s) { return ValueOrThrow(WithoutGil([&] { return s.LastProfile(); })); })
       .def("close", [](Session& s) { Call([&] { return s.Close(); }); });
 }
 
@@ -260,9 +314,12 @@ void BindClient(nb::module_& m) {
       .def_prop_ro("endpoint", &Connection::endpoint)
       .def_prop_ro("daemon_version", &Connection::daemon_version)
       .def_prop_ro("grpc_calls", &Connection::grpc_calls)
-      .def("open_session", [](Connection& c, const client::OpenOptions& options) {
-        return ValueOrThrow(WithoutGil([&] { return c.OpenSession(options); }));
-      }, "options"_a, nb::keep_alive<0, 1>());
+      .def(
+          "open_session",
+          [](Connection& c, const client::OpenOptions& options) {
+            return ValueOrThrow(WithoutGil([&] { return c.OpenSession(options); }));
+          },
+          "options"_a, nb::keep_alive<0, 1>());
   m.def("default_endpoint", &client::DefaultEndpoint);
 }
 

@@ -1,7 +1,7 @@
 // dmuon._native: a thin binding, one Python name for each name of client/dmuon/client.h.
-#include <nanobind/nanobind.h>
-
 #include "python_client/src/native/module.h"
+
+#include <nanobind/nanobind.h>
 
 NB_MODULE(_native, m) {
   // Parameters point into the arenas until the interpreter is gone, so a session that outlives it is no mistake.

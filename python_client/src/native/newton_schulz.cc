@@ -75,23 +75,30 @@ absl::StatusOr<std::string> Orthogonalize(kernels::Backend& backend,
 }  // namespace
 
 void BindNewtonSchulz(nb::module_& m) {
-  m.def("newton_schulz", [](Matrices in, Matrices out, const client::NewtonSchulzOptions& options,
-                            int threads) {
-    kernels::Backend& backend = Backend(threads);
-    const kernels::NewtonSchulzOptions converted = Convert(options);
-    ThrowIfError(kernels::Validate(converted));
-    absl::StatusOr<std::string> kernel = [&] {
-      nb::gil_scoped_release release;
-      return Orthogonalize(backend, converted, in, out);
-    }();
-    return ValueOrThrow(std::move(kernel));
-  }, "matrices"_a, "out"_a, "options"_a, "threads"_a,
-        "out[i] = NS(matrices[i]) for a batch of fp32 matrices; answers with the name of the kernel.");
-  m.def("validate_newton_schulz", [](const client::NewtonSchulzOptions& options) {
-    ThrowIfError(kernels::Validate(Convert(options)));
-  }, "options"_a);
-  m.def("backend_description", [](int threads) { return Backend(threads).description(); },
-        "threads"_a);
+  m.def(
+      "newton_schulz",
+      [](Matrices in, Matrices out, const client::NewtonSchulzOptions& options, int threads) {
+        kernels::Backend& backend = Backend(threads);
+        const kernels::NewtonSchulzOptions converted = Convert(options);
+        ThrowIfError(kernels::Validate(converted));
+        absl::StatusOr<std::string> kernel = [&] {
+          nb::gil_scoped_release release;
+          return Orthogonalize(backend, converted, in, out);
+        }();
+        return ValueOrThrow(std::move(kernel));
+      },
+      "matrices"_a, "out"_a, "options"_a, "threads"_a,
+      "out[i] = NS(matrices[i]) for a batch of fp32 matrices; answers with the name of the "
+      "kernel.");
+  m.def(
+      "validate_newton_schulz",
+      [](const client::NewtonSchulzOptions& options) {
+        ThrowIfError(kernels::Validate(Convert(options)));
+      },
+      "options"_a);
+  m.def(
+      "backend_description", [](int threads) { return Backend(threads).description(); },
+      "threads"_a);
 }
 
 }  // namespace dmuon::python
