@@ -1,6 +1,7 @@
 #include "kernels/cpu/cpu_backend.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -26,6 +27,10 @@ constexpr size_t kHugePage = size_t{2} << 20;
 constexpr int64_t kChunk = 1 << 15;
 constexpr int64_t kChunksAtOnce = 256;
 
+size_t PhysicalMemory() {
+  return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+}
+
 class CpuBackend final : public Backend {
  public:
   CpuBackend(const KernelTable& kernels, int threads, std::string why)
@@ -42,7 +47,9 @@ class CpuBackend final : public Backend {
     // Panels of large matrices span many pages; huge ones save the misses.
     const size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
     const size_t rounded = (std::max<size_t>(bytes, 1) + alignment - 1) / alignment * alignment;
-    void* memory = rounded < bytes ? nullptr : std::aligned_alloc(alignment, rounded);
+    // More than the machine has would be granted all the same, and the process killed when it is written to.
+    const bool possible = rounded >= bytes && rounded <= PhysicalMemory();
+    void* memory = possible ? std::aligned_alloc(alignment, rounded) : nullptr;
     if (memory == nullptr) {
       return absl::ResourceExhaustedError(
           absl::StrCat("cpu backend: no memory for ", bytes, " bytes"));
@@ -58,10 +65,10 @@ class CpuBackend final : public Backend {
   absl::Status Synchronize(Stream) override { return absl::OkStatus(); }
 
   void CopyToHost(Stream, void* host, const void* device, size_t bytes) override {
-    std::memcpy(host, device, bytes);
+    if (bytes > 0) std::memcpy(host, device, bytes);
   }
   void CopyFromHost(Stream, void* device, const void* host, size_t bytes) override {
-    std::memcpy(device, host, bytes);
+    if (bytes > 0) std::memcpy(device, host, bytes);
   }
 
   void MeanOverRanks(Stream, const MeanArgs& args) override {
