@@ -241,6 +241,7 @@ absl::Status Session::BuildSlots() {
   context_.state.resize(parameters);
   context_.version.reset(new std::atomic<uint64_t>[parameters]());
   context_.consumed.reset(new std::atomic<uint64_t>[context_.table.boundaries.size() * slots]());
+  context_.closed_generation.reset(new std::atomic<uint64_t>[slots]());
   context_.communicator = std::make_unique<LocalCommunicator>(
       slots, static_cast<int>(context_.table.boundaries.size()), Messages(context_).max_bytes());
   context_.log = std::make_unique<StepLog>(slots, kRememberedSteps);

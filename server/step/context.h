@@ -58,6 +58,8 @@ struct StepContext {
   std::unique_ptr<std::atomic<uint64_t>[]> version;
   // By boundary x slot: the last micro (wire::ConsumedMark) that this owner has read.
   std::unique_ptr<std::atomic<uint64_t>[]> consumed;
+  // By slot: the last generation for which it will send no more micros: it has sent STEP or DISCARD.
+  std::unique_ptr<std::atomic<uint64_t>[]> closed_generation;
   // The last step whose verdict some trainer has seen: state that is read from now on is not older.
   std::atomic<uint64_t> answered_step{0};
   // Workers that are between the first word of a STEP and the last published weight.

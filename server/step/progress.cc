@@ -55,7 +55,7 @@ void Progress::Stop() {
   context_.page(slot_).RingDaemon();
 }
 
-void Progress::Once() {
+void Progress::Drain() {
   if (!refused_) {
     if (const absl::Status status = records_.Drain(); !status.ok()) {
       refused_ = true;
@@ -63,10 +63,14 @@ void Progress::Once() {
       context_.Fail(status);
     }
   }
-  reducer_.ReduceReady(records_.generation());
   if (!records_.materializations().empty()) {
     FillWindows(context_, slot_, stream_, step_, records_.materializations());
   }
+}
+
+void Progress::Once() {
+  Drain();
+  reducer_.ReduceReady(records_.generation());
 }
 
 bool Progress::Until(absl::FunctionRef<bool()> done, absl::Time deadline) {

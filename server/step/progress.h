@@ -35,8 +35,9 @@ class Progress {
 
   // Makes progress until `done` or `deadline`, sleeping in between. False when it ended for the deadline or a stop.
   bool Until(absl::FunctionRef<bool()> done, absl::Time deadline);
-  // Makes the progress that is possible now, without serving state: for use between the parameters of a step.
-  void Once();
+  // Drains the ring and fills windows, and touches no state: for use between the parameters of a step. Gradients of the
+  // next step wait: they would take the place of those that this step still needs.
+  void Drain();
 
   RecordTable& records() { return records_; }
   Reducer& reducer() { return reducer_; }
@@ -51,6 +52,7 @@ class Progress {
     bool taken = false;  // the worker runs it now
     bool done = false;
   };
+  void Once();
   void ServeTasks();
 
   StepContext& context_;

@@ -100,7 +100,14 @@ absl::Status RecordTable::Step(const wire::Record& record) {
         absl::StrFormat("flags: expected none but %#x, got %#x", wire::kFoundInf, record.flags));
   }
   step_ = record;
+  CloseGeneration(generation_);
   return absl::OkStatus();
+}
+
+// Owners that wait for more micros of this slot wait no longer.
+void RecordTable::CloseGeneration(uint64_t generation) {
+  context_.closed_generation[slot_.index()].store(generation, std::memory_order_release);
+  context_.RingWorkers();
 }
 
 absl::Status RecordTable::Discard(const wire::Record& record) {
@@ -108,6 +115,7 @@ absl::Status RecordTable::Discard(const wire::Record& record) {
   if (record.generation != generation_) {
     return Mismatch("generation", generation_, record.generation);
   }
+  CloseGeneration(generation_);
   ++generation_;
   std::fill(micros_.begin(), micros_.end(), 0);
   return absl::OkStatus();
@@ -116,6 +124,7 @@ absl::Status RecordTable::Discard(const wire::Record& record) {
 void RecordTable::EndStep(uint64_t next_generation) {
   step_.reset();
   if (next_generation == generation_) return;  // a STEP that was refused changes nothing
+  CloseGeneration(next_generation - 1);
   generation_ = next_generation;
   std::fill(micros_.begin(), micros_.end(), 0);
 }

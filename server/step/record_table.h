@@ -41,6 +41,7 @@ class RecordTable {
  private:
   absl::Status Accept(const wire::Record& record);
   absl::Status CheckCommon(const wire::Record& record) const;
+  void CloseGeneration(uint64_t generation);
   absl::Status GradsReady(const wire::Record& record);
   absl::Status Step(const wire::Record& record);
   absl::Status Discard(const wire::Record& record);

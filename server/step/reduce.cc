@@ -38,18 +38,32 @@ bool Reducer::Has(BoundaryId boundary, uint64_t generation) const {
   return progress.generation == generation && progress.micros > 0;
 }
 
+// Micros of `generation` that no rank will add anything to.
+uint32_t Reducer::Readable(BoundaryId boundary, uint64_t generation) const {
+  uint32_t fewest = std::numeric_limits<uint32_t>::max(), most = 0;
+  for (int s = 0; s < context_.slots(); ++s) {
+    // Closed first: what was announced before it is then seen.
+    const bool closed = context_.closed_generation[s].load(std::memory_order_acquire) >= generation;
+    const uint32_t announced = Announced(SlotId(s), boundary, generation);
+    most = std::max(most, announced);
+    if (!closed) fewest = std::min(fewest, announced);
+  }
+  return std::min(fewest, most);
+}
+
 void Reducer::ReduceReady(uint64_t generation) {
+  DropBefore(generation);
   for (BoundaryId b : boundaries_) {
     Progress& progress = At(b, generation);
-    for (;;) {
-      uint32_t fewest = std::numeric_limits<uint32_t>::max();
-      for (int s = 0; s < context_.slots(); ++s) {
-        fewest = std::min(fewest, Announced(SlotId(s), b, generation));
-      }
-      if (progress.micros >= fewest) break;
-      ReadMicro(b, progress);
-    }
+    while (progress.micros < Readable(b, generation)) ReadMicro(b, progress);
   }
+}
+
+// This slot has left the generations before `generation`: a rank that still collects one of them must not wait for it.
+void Reducer::DropBefore(uint64_t generation) {
+  if (generation == generation_) return;
+  generation_ = generation;
+  for (BoundaryId b : boundaries_) MarkConsumed(b, wire::ConsumedMark(generation - 1, 0xfffe));
 }
 
 void Reducer::ReduceRest(uint64_t generation) {
@@ -94,16 +108,20 @@ void Reducer::ReadMicro(BoundaryId boundary, Progress& progress) {
   seconds_ += absl::ToDoubleSeconds(absl::Now() - start);
 }
 
-// A trainer may write over its gradients once all owners have read them; the last owner says so.
+// A trainer may write over its gradients once all owners have read them; the last owner says so. Marks only rise.
 void Reducer::MarkConsumed(BoundaryId boundary, uint64_t mark) {
   context_.consumed_by(boundary, slot_).store(mark, std::memory_order_seq_cst);
+  uint64_t all = mark;
   for (SlotId owner : context_.plan.owners[boundary.index()]) {
-    if (context_.consumed_by(boundary, owner).load(std::memory_order_seq_cst) < mark) return;
+    all = std::min(all, context_.consumed_by(boundary, owner).load(std::memory_order_seq_cst));
   }
   for (int s = 0; s < context_.slots(); ++s) {
     const wire::ControlPage& page = context_.page(SlotId(s));
-    page.boundary(boundary.value()).grads_consumed.store(mark, std::memory_order_release);
-    page.RingTrainer();
+    std::atomic<uint64_t>& word = page.boundary(boundary.value()).grads_consumed;
+    uint64_t before = word.load(std::memory_order_relaxed);
+    while (before < all && !word.compare_exchange_weak(before, all, std::memory_order_release)) {
+    }
+    if (before < all) page.RingTrainer();
   }
 }
 

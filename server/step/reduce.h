@@ -15,7 +15,8 @@ class Reducer {
  public:
   Reducer(StepContext& context, SlotId slot, kernels::Stream stream);
 
-  // Reads every micro of `generation` that all ranks have sent, as soon as they have. Never waits.
+  // Reads every micro of `generation` that all ranks have sent, as soon as they have; a rank that has closed the
+  // generation has sent all it will. What was left of earlier generations is dropped, and may be written over. Never waits.
   void ReduceReady(uint64_t generation);
   // All ranks have sent STEP: reads what is left. A rank that did not send a micro counts as zeros.
   void ReduceRest(uint64_t generation);
@@ -32,6 +33,8 @@ class Reducer {
     uint32_t micros = 0;  // read so far in that generation
   };
   uint32_t Announced(SlotId slot, BoundaryId boundary, uint64_t generation) const;
+  uint32_t Readable(BoundaryId boundary, uint64_t generation) const;
+  void DropBefore(uint64_t generation);
   Progress& At(BoundaryId boundary, uint64_t generation);
   void ReadMicro(BoundaryId boundary, Progress& progress);
   void MarkConsumed(BoundaryId boundary, uint64_t mark);
@@ -43,6 +46,7 @@ class Reducer {
   std::vector<std::vector<ParameterId>> owned_;  // by boundary
   std::vector<Progress> progress_;               // by boundary
   std::vector<const void*> inputs_;
+  uint64_t generation_ = 1;  // what is before it has been dropped
   double seconds_ = 0;
 };
 

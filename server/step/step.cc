@@ -43,7 +43,7 @@ void Step::Run() {
     const Committed committed =
         Commit(updated, clipped);  //   commit: this parameter flips to the new version
     Publish(committed);            // 4 publish: into every trainer's WEIGHT arena
-    progress_.Once();              //   nobody waits for this slot meanwhile
+    progress_.Drain();             //   nobody waits for this slot meanwhile
   }
 
   report_.total = Since(start);

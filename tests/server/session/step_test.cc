@@ -146,6 +146,45 @@ TEST_F(StepTest, MicrosAreSummedInOrder) {
   for (int p = 0; p < 4; ++p) EXPECT_EQ(Master(*once[0], p), Master(*twice[0], p));
 }
 
+TEST_F(StepTest, GradientsThatComeBeforeTheWeightsDoNotDisturbTheStepUnderWay) {
+  Trainers patient = Start("patient", 2);
+  Trainers hasty = Start("hasty", 2);
+  constexpr int kSteps = 40;
+  for (int step = 1; step <= kSteps; ++step) ExpectAllOk(StepAll(patient, step));
+  ExpectAllOk(OnRanks(2, [&](int r) {
+    for (int step = 1; step <= kSteps; ++step) {
+      SendGrads(*hasty[r], step);  // behind the verdict, beside the update
+      hasty[r]->PushStep(step);
+      RETURN_IF_ERROR(hasty[r]->AwaitVerdict());
+    }
+    return hasty[r]->AwaitWeights(kSteps);
+  }));
+  for (int p = 0; p < 4; ++p) EXPECT_EQ(Master(*hasty[0], p), Master(*patient[0], p)) << p;
+}
+
+TEST_F(StepTest, ARankInBackwardDoesNotWaitForOneThatHasDiscardedOrStepped) {
+  Trainers trainers = Start("ahead", 2);
+  for (const bool discards : {true, false}) {
+    const int step = 1;
+    const auto status = OnRanks(2, [&](int r) -> absl::Status {
+      LocalTrainer& t = *trainers[r];
+      SendGrads(t, step);
+      if (r == 1) {
+        if (discards) t.Discard();
+        return t.Step(step, /*micros=*/1);
+      }
+      for (uint32_t micro = 1; micro < 3; ++micro) {
+        for (uint32_t b = 0; b < 3; ++b) RETURN_IF_ERROR(t.AwaitConsumed(b, micro - 1));
+        SendGrads(t, step, static_cast<int>(micro));
+      }
+      return t.Step(step, /*micros=*/3);
+    });
+    for (const absl::Status& s : status)
+      EXPECT_EQ(s.code(), absl::StatusCode::kFailedPrecondition) << s;
+  }
+  ExpectAllOk(StepAll(trainers, 1));
+}
+
 TEST_F(StepTest, AParameterWithoutGradientKeepsItsBytesAndARankWithoutCountsAsZeros) {
   Trainers trainers = Start("missing", 2);
   const std::vector<float> before = Master(*trainers[0], 0);
