@@ -147,18 +147,16 @@ TEST_F(StepTest, MicrosAreSummedInOrder) {
 }
 
 TEST_F(StepTest, GradientsThatComeBeforeTheWeightsDoNotDisturbTheStepUnderWay) {
-  Trainers patient = Start("patient", 2);
-  Trainers hasty = Start("hasty", 2);
-  constexpr int kSteps = 40;
+  // One rank, so that nothing but the step under way keeps its worker from reading what comes.
+  Trainers patient = Start("patient", 1);
+  Trainers hasty = Start("hasty", 1);
+  constexpr int kSteps = 300;
   for (int step = 1; step <= kSteps; ++step) ExpectAllOk(StepAll(patient, step));
-  ExpectAllOk(OnRanks(2, [&](int r) {
-    for (int step = 1; step <= kSteps; ++step) {
-      SendGrads(*hasty[r], step);  // behind the verdict, beside the update
-      hasty[r]->PushStep(step);
-      RETURN_IF_ERROR(hasty[r]->AwaitVerdict());
-    }
-    return hasty[r]->AwaitWeights(kSteps);
-  }));
+  for (int step = 1; step <= kSteps; ++step) {
+    SendGrads(*hasty[0], step);  // right behind the verdict of the step before, beside its update
+    hasty[0]->PushStep(step);
+    ASSERT_TRUE(hasty[0]->AwaitVerdict().ok());
+  }
   for (int p = 0; p < 4; ++p) EXPECT_EQ(Master(*hasty[0], p), Master(*patient[0], p)) << p;
 }
 
