@@ -41,5 +41,5 @@ configure() {
 build() {
   local preset=$1
   shift
-  cmake --build "$ROOT/build/$preset" ${1:+--target "$@"} -- -j"$(nproc)" | sed -u '/^ninja: no work to do/d'
+  cmake --build "$ROOT/build/$preset" ${1:+--target "$@"} -- -j"$(nproc)" | sed -u '/^ninja: no work to do/d; /link_package.cmake$/d'
 }

@@ -64,7 +64,10 @@ int main(int argc, char** argv) {
   invocation.timeout = absl::Seconds(timeout_seconds);
 
   dmuon::ctl::InstallInterrupt();
-  const absl::Status status = dmuon::ctl::Run(invocation);
+  absl::Status status = dmuon::ctl::Run(invocation);
+  if (status.ok() && (fflush(stdout) != 0 || ferror(stdout) != 0)) {
+    status = absl::DataLossError("cannot write to standard output: the answer is not complete");
+  }
   if (!status.ok() && !absl::IsCancelled(status)) {
     fprintf(stderr, "dmuonctl: %s\n", std::string(status.message()).c_str());
   }

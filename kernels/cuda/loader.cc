@@ -56,7 +56,8 @@ absl::StatusOr<ModuleEntry> Open(absl::Span<const std::string> places) {
 std::vector<std::string> ModulePlaces() {
   std::vector<std::string> places;
   for (const std::string& file : {Executable(), ThisLibrary()}) {
-    if (file.empty()) continue;
+    // In an executable, dladdr gives what it was started as: a bare name would mean the working directory.
+    if (file.empty() || file[0] != '/') continue;
     for (const std::string& place : {Folder(file), absl::StrCat(Folder(file), "/../lib")}) {
       if (std::find(places.begin(), places.end(), place) == places.end()) places.push_back(place);
     }

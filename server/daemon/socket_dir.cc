@@ -82,12 +82,20 @@ SocketDir::SocketDir(SocketDir&& other) noexcept
       made_(std::exchange(other.made_, false)),
       lock_(std::move(other.lock_)) {}
 
+// Whatever has been put there since by others is theirs: without our lock file in it, this is another daemon's folder.
 SocketDir::~SocketDir() {
-  if (lock_.valid()) {
-    unlink(attach_path().c_str());
-    unlink(control_path().c_str());
-    unlink(lock_path().c_str());
+  if (!lock_.valid()) {
+    if (made_) rmdir(path_.c_str());
+    return;
   }
+  struct stat locked, there;
+  const bool ours = fstat(lock_.get(), &locked) == 0 && lstat(lock_path().c_str(), &there) == 0 &&
+                    locked.st_ino == there.st_ino && locked.st_dev == there.st_dev;
+  if (!ours) return;
+  for (const std::string& socket : {attach_path(), control_path()}) {
+    if (lstat(socket.c_str(), &there) == 0 && S_ISSOCK(there.st_mode)) unlink(socket.c_str());
+  }
+  unlink(lock_path().c_str());
   if (made_) rmdir(path_.c_str());  // stays when something else is in it
 }
 

@@ -13,7 +13,10 @@ constexpr int kSharedWindows = 2;
 
 std::vector<int> Windows(const ParameterTable& table, bool z3) {
   std::vector<int> window(table.boundaries.size());
-  int shared = 0, own = kSharedWindows;
+  // Numbered without gaps, however few boundaries take turns.
+  const auto in_turn = std::count_if(table.boundaries.begin(), table.boundaries.end(),
+                                     [](const Boundary& b) { return !b.exclusive_window; });
+  int shared = 0, own = std::min(kSharedWindows, static_cast<int>(in_turn));
   for (size_t b = 0; b < window.size(); ++b) {
     if (!z3) {
       window[b] = static_cast<int>(b);

@@ -148,7 +148,8 @@ absl::StatusOr<Opened> Session::Open(const Trainer& trainer, const OpenSpec& spe
     }
     rank = {trainer, true, true};
   } else {
-    return FailLocked(same);
+    // While the session forms it cannot be told who is right. Once it is open, a stranger harms nobody but itself.
+    return state_ == SessionState::kForming ? FailLocked(same) : same;
   }
   if (const absl::Status status = Gather(opening_, spec.rank, absl::Now() + formation_timeout_,
                                          "opening the session", [] { return absl::OkStatus(); });

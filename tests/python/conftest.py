@@ -1,6 +1,7 @@
 """The package under test is the one in the build folder: build/dev, or the folder that DMUON_BUILD names."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = (ROOT / os.environ.get("DMUON_BUILD", "build/dev")).resolve()
 os.environ["PYTHONPATH"] = os.pathsep.join([str(BUILD / "python"), str(Path(__file__).parent)])
 os.environ["OMP_NUM_THREADS"] = "1"
+# A shell that starts the tests in the background ignores SIGINT for them, and so would all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in ("DMUON_ENDPOINT", "DMUON_JOB", "DMUON_AUTOSTART", "TORCHELASTIC_RUN_ID"):
     os.environ.pop(name, None)
 sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)

@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -36,8 +37,8 @@ TEST_F(SocketDirTest, IsMadeWithItsModeAndGoneAfterwards) {
     umask(before);
     ASSERT_TRUE(made.ok()) << made.status();
     EXPECT_EQ(ModeOf(dir()), 0750u);
-    std::ofstream(made->attach_path()) << "";
-    std::ofstream(made->control_path()) << "";
+    ASSERT_EQ(mknod(made->attach_path().c_str(), S_IFSOCK | 0600, 0), 0);
+    ASSERT_EQ(mknod(made->control_path().c_str(), S_IFSOCK | 0600, 0), 0);
   }
   EXPECT_FALSE(fs::exists(dir()));
 }
@@ -67,6 +68,25 @@ TEST_F(SocketDirTest, WhatADeadDaemonLeftIsNoObstacle) {
   fs::create_directory(dir());
   std::ofstream(dir() + "/dmuond.lock") << "99999999\n";
   EXPECT_TRUE(SocketDir::Acquire(dir(), 0750).ok());
+}
+
+TEST_F(SocketDirTest, WhatIsNotItsOwnStays) {
+  {
+    absl::StatusOr<SocketDir> first = SocketDir::Acquire(dir(), 0750);
+    ASSERT_TRUE(first.ok());
+    std::ofstream(dir() + "/control.sock") << "a file";
+  }
+  EXPECT_TRUE(fs::exists(dir() + "/control.sock"));
+  fs::remove_all(dir());
+
+  // Somebody removes the folder of a live daemon, and another daemon makes it anew.
+  auto first = std::make_unique<absl::StatusOr<SocketDir>>(SocketDir::Acquire(dir(), 0750));
+  ASSERT_TRUE(first->ok());
+  fs::remove_all(dir());
+  absl::StatusOr<SocketDir> second = SocketDir::Acquire(dir(), 0750);
+  ASSERT_TRUE(second.ok());
+  first.reset();
+  EXPECT_TRUE(fs::exists(dir() + "/dmuond.lock"));
 }
 
 TEST_F(SocketDirTest, ADirectoryThatIsNotToBeTrustedIsRefused) {

@@ -1,5 +1,7 @@
 #include "server/session/layout.h"
 
+#include <set>
+
 #include "tests/server/session/fixture.h"
 
 namespace dmuon::server {
@@ -44,6 +46,27 @@ TEST(Layout, WindowsAreSharedInTurnAndNeverByAnExclusiveBoundary) {
   EXPECT_EQ(l.weight_offset[0], l.weight_offset[2]);
   EXPECT_NE(l.weight_offset[0], l.weight_offset[1]);
   EXPECT_EQ(l.weight_bytes, 3u * 64 * 64 * 4);
+}
+
+TEST(Layout, WindowsAreNumberedWithoutGapsHoweverFewTakeTurns) {
+  for (int in_turn : {0, 1, 2, 5}) {
+    for (int exclusive : {0, 1, 3}) {
+      ParameterTable table;
+      OptimizerSpec spec;
+      for (int b = 0; b < in_turn + exclusive; ++b) {
+        table.boundaries.push_back({std::to_string(b), b >= in_turn});
+        table.parameters.push_back(
+            {"p" + std::to_string(b), {4, 4}, Route::kMuon, BoundaryId(b), {}});
+        spec.parameters.push_back({});
+      }
+      if (table.boundaries.empty()) continue;
+      const Layout l = MakeLayout(table, spec, true);
+      const std::set<int> used(l.window.begin(), l.window.end());
+      EXPECT_EQ(used.size(), static_cast<size_t>(std::min(in_turn, 2) + exclusive));
+      EXPECT_EQ(*used.begin(), 0);
+      EXPECT_EQ(*used.rbegin(), static_cast<int>(used.size()) - 1);
+    }
+  }
 }
 
 }  // namespace

@@ -73,6 +73,17 @@ TEST_F(SessionTableTest, ASecondProcessForTheSameRankIsTurnedAwayAndHarmsNobody)
   EXPECT_EQ(table_->Describe("twice")->state, SessionState::kReady);
 }
 
+TEST_F(SessionTableTest, AnotherJobOfTheSameNameAndUserIsTurnedAwayAndHarmsNobody) {
+  auto trainers = Start("taken", 2);
+  OpenSpec other = SmallSpec("taken", 2);
+  other.table.parameters[0].shape = {12, 21};
+  LocalTrainer stranger(*table_, 60, 0), wider(*table_, 61, 2);
+  EXPECT_EQ(stranger.Open(other).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(wider.Open(SmallSpec("taken", 3)).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(table_->Describe("taken")->state, SessionState::kReady);
+  ExpectAllOk(OnRanks(2, [&](int r) { return trainers[r]->Step(1); }));
+}
+
 TEST_F(SessionTableTest, ARankOfAnotherAttachmentCannotBeSpokenFor) {
   auto trainers = Start("foreign", 2);
   const Trainer& zero = trainers[0]->trainer();
