@@ -111,11 +111,12 @@ inline void GenericSplitBf16(const float* __restrict tile, uint16_t* __restrict 
 
 inline void GenericLoadTile(const float* from, int64_t stride, int rows, int cols, float s1,
                             float s2, float* __restrict tile) {
+  constexpr int kTilesAhead = 3;
   if (cols == kTile) {
     for (int i = 0; i < rows; ++i) {
-      // The tile to the right comes next; its rows are too far apart for the processor to see it.
-      __builtin_prefetch(from + i * stride + kTile);
-      __builtin_prefetch(from + i * stride + kTile + kTile / 2);
+      // The tiles to the right come next; their rows are too far apart for the processor to see it.
+      __builtin_prefetch(from + i * stride + kTilesAhead * kTile);
+      __builtin_prefetch(from + i * stride + kTilesAhead * kTile + kTile / 2);
       for (int j = 0; j < kTile; ++j) tile[i * kTile + j] = from[i * stride + j] * s1 * s2;
     }
   } else {

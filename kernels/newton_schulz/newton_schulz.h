@@ -21,10 +21,11 @@ using Coefficients = std::array<double, 3>;  // a, b, c
 struct NewtonSchulzOptions {
   NsForm form = NsForm::kGram;  // kGram: gram where it pays for the shape, direct for the rest
   int steps = 5;
-  std::vector<Coefficients> coefficients;     // empty = Polar Express; shorter repeats its last, longer is cut
-  std::optional<std::vector<int>> restarts;   // nullopt = derived from (set, steps, dtype)
-  std::optional<Dtype> iteration_dtype;       // nullopt = the backend's default for the shape
-  bool deterministic = false;                 // fp32 iterations
+  std::vector<Coefficients>
+      coefficients;  // empty = Polar Express; shorter repeats its last, longer is cut
+  std::optional<std::vector<int>> restarts;  // nullopt = derived from (set, steps, dtype)
+  std::optional<Dtype> iteration_dtype;      // nullopt = the backend's default for the shape
+  bool deterministic = false;                // fp32 iterations
 };
 
 // Refuses, with the singular value at which it breaks, a custom set that diverges (docs/numerics.md, "Coefficients")

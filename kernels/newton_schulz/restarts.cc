@@ -134,11 +134,13 @@ Matrix WithSpectrum(double (*sigma_at)(int)) {
     const double sigma = sigma_at(s);
     square_sum += sigma * sigma;
     for (int i = 0; i < kSize; ++i) {
-      for (int j = 0; j < kSize; ++j) x[i * kSize + j] += sigma * u[s * kSize + i] * v[s * kSize + j];
+      for (int j = 0; j < kSize; ++j)
+        x[i * kSize + j] += sigma * u[s * kSize + i] * v[s * kSize + j];
     }
   }
   Matrix result(kSize * kSize);
-  for (int i = 0; i < kSize * kSize; ++i) result[i] = static_cast<float>(x[i] / std::sqrt(square_sum));
+  for (int i = 0; i < kSize * kSize; ++i)
+    result[i] = static_cast<float>(x[i] / std::sqrt(square_sum));
   return result;
 }
 
@@ -258,8 +260,8 @@ absl::Status CheckRestarts(absl::Span<const Coefficients> schedule, absl::Span<c
   if (!(top <= maximum + 1)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Newton-Schulz restarts [", absl::StrJoin(restarts, ", "), "] explode in ", Name(dtype),
-        " with ", steps, " steps: a hard spectrum ends with a singular value of ",
-        top, ", expected about ", maximum));
+        " with ", steps, " steps: a hard spectrum ends with a singular value of ", top,
+        ", expected about ", maximum));
   }
   return absl::OkStatus();
 }

@@ -60,7 +60,12 @@ class Library:
         self._check(self._lib.ns_backend(b"", threads, ctypes.byref(backend)))
         self._check(
             self._lib.ns_plan(
-                backend, FORM_GRAM, DTYPE_DEFAULT, SET_JORDAN, ctypes.c_int64(rows), ctypes.c_int64(cols),
+                backend,
+                FORM_GRAM,
+                DTYPE_DEFAULT,
+                SET_JORDAN,
+                ctypes.c_int64(rows),
+                ctypes.c_int64(cols),
                 ctypes.byref(plan),
             )
         )
@@ -115,9 +120,11 @@ def power_law(rows: int, cols: int) -> torch.Tensor:
 def ideal_seconds(kernel: str, m: int, n: int, peak: dict[str, float]) -> float:
     """Of the form that ran, each product at the peak of its dtype and symmetric ones at half their cost."""
     wide, small = float(m * m * n), float(m**3)
+    if kernel.startswith("gram mixed"):
+        # X X^T, Q X and the last two of the m x m products in bf16.
+        return (3 * wide + 2 * small) / peak["bf16"] + (4 * STEPS - 5) * small / peak["fp32"]
     if kernel.startswith("gram"):
-        m_by_m = (4 * STEPS - 3) * small / peak["fp32"]
-        return 3 * wide / peak["bf16" if "mixed" in kernel else "fp32"] + m_by_m
+        return (3 * wide + (4 * STEPS - 3) * small) / peak["fp32"]
     return STEPS * (3 * wide + small) / peak["bf16" if "bf16" in kernel.split(" (")[0] else "fp32"]
 
 
@@ -181,7 +188,7 @@ def main() -> None:
     kernel = library.best_kernel()
     dtypes = ["fp32", "bf16"] if kernel == "avx512_bf16" else ["fp32"]
     print(f"{processor()}, kernels {kernel}, torch {torch.__version__}, coefficients {JORDAN} x {STEPS}")
-    print("times in ms, minima of turns; 'of peak' by symmetric FLOPs over a loop on registers in each product's dtype\n")
+    print("times in ms, minima of turns; of peak: symmetric FLOPs, over a loop on registers in each product's dtype\n")
     print(
         f"{'shape':>10} {'threads':>7} {'ours':>8} {'torch':>8} {'over':>5} {'fp32':>8} {'over':>5} {'of peak':>7}"
         f"  {'error: gaussian':>19} {'1/i':>19}   form"
