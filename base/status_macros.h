@@ -21,16 +21,16 @@ inline absl::Status Annotate(const absl::Status& status, absl::string_view conte
 #define DMUON_CONCAT_INNER_(a, b) a##b
 #define DMUON_CONCAT_(a, b) DMUON_CONCAT_INNER_(a, b)
 
-#define RETURN_IF_ERROR(expr)                     \
-  do {                                            \
-    absl::Status status_macro_ = (expr);          \
+#define RETURN_IF_ERROR(expr)                      \
+  do {                                             \
+    absl::Status status_macro_ = (expr);           \
     if (!status_macro_.ok()) return status_macro_; \
   } while (false)
 
 #define ASSIGN_OR_RETURN(lhs, expr) \
   ASSIGN_OR_RETURN_IMPL_(DMUON_CONCAT_(statusor_, __LINE__), lhs, expr)
-#define ASSIGN_OR_RETURN_IMPL_(statusor, lhs, expr)   \
-  auto statusor = (expr);                             \
+#define ASSIGN_OR_RETURN_IMPL_(statusor, lhs, expr)        \
+  auto statusor = (expr);                                  \
   if (!statusor.ok()) return std::move(statusor).status(); \
   lhs = *std::move(statusor)
 

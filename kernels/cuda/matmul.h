@@ -27,9 +27,9 @@ struct MatmulShape {
   int64_t lda = 0, ldb = 0, ldd = 0;
   int64_t batch = 1, stride_a = 0, stride_b = 0, stride_d = 0;  // in elements
   Element in = Element::kF16;                                   // of A and B
-  Element out = Element::kF16;  // of C and D
-  uint32_t alignment = 128;     // bytes that the addresses of A and B are a multiple of
-  uint32_t alignment_d = 128;   // and those of C and D
+  Element out = Element::kF16;                                  // of C and D
+  uint32_t alignment = 128;    // bytes that the addresses of A and B are a multiple of
+  uint32_t alignment_d = 128;  // and those of C and D
 
   auto key() const {
     return std::make_tuple(m, n, k, transpose_a, transpose_b, lda, ldb, ldd, batch, stride_a,

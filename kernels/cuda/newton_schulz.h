@@ -30,8 +30,8 @@ class CudaNewtonSchulz : public kernels::NewtonSchulz {
   virtual const NewtonSchulzMeasurements& measurements() const = 0;
 };
 
-// `context` must outlive the plan; `record` holds what other plans measured. fp16 unless the options say otherwise; deterministic plans iterate in fp32 and measure
-// nothing, so that nothing but shape, device and library decides what runs.
+// `context` must outlive the plan; `record` holds what other plans measured. fp16 unless the options say otherwise;
+// deterministic plans iterate in fp32 and measure nothing, so that nothing but shape, device and library decides what runs.
 absl::StatusOr<std::unique_ptr<CudaNewtonSchulz>> PlanOnCuda(
     LtContext& context, CutRecord& record, const kernels::NewtonSchulzOptions& options,
     const NewtonSchulzTuning& tuning, int64_t rows, int64_t cols);

@@ -37,14 +37,14 @@ struct AttachFrame {
   uint32_t magic = kAttachMagic;
   uint32_t version = kAttachVersion;
   AttachType type = AttachType::kUnspecified;
-  uint32_t code = 0;       // ERROR: absl::StatusCode
-  uint64_t session = 0;    // FETCH, ARENA
-  uint32_t rank = 0;       // FETCH, ARENA
+  uint32_t code = 0;                          // ERROR: absl::StatusCode
+  uint64_t session = 0;                       // FETCH, ARENA
+  uint32_t rank = 0;                          // FETCH, ARENA
   ArenaKind arena = ArenaKind::kUnspecified;  // FETCH, ARENA
-  uint64_t bytes = 0;      // ARENA: size of the mapping
-  uint8_t token[kTokenBytes] = {};  // WELCOME
-  char client[40] = {};    // HELLO: client UUID as text, NUL-terminated
-  char text[416] = {};     // ERROR: the reason, NUL-terminated. WELCOME: daemon version
+  uint64_t bytes = 0;                         // ARENA: size of the mapping
+  uint8_t token[kTokenBytes] = {};            // WELCOME
+  char client[40] = {};                       // HELLO: client UUID as text, NUL-terminated
+  char text[416] = {};  // ERROR: the reason, NUL-terminated. WELCOME: daemon version
 };
 static_assert(sizeof(AttachFrame) == 512 && std::is_trivially_copyable_v<AttachFrame>);
 

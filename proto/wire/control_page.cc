@@ -109,12 +109,12 @@ absl::StatusOr<std::optional<Record>> ControlPage::Pop() const {
   const uint64_t waiting = h.ring_tail.load(std::memory_order_acquire) - head;
   if (waiting == 0) return std::nullopt;
   if (waiting > layout_.ring_capacity) {
-    return absl::DataLossError(absl::StrFormat(
-        "ring: expected at most %d unread records, the tail says %d", layout_.ring_capacity, waiting));
+    return absl::DataLossError(
+        absl::StrFormat("ring: expected at most %d unread records, the tail says %d",
+                        layout_.ring_capacity, waiting));
   }
   Record record;
-  std::memcpy(&record,
-              base_ + layout_.ring + (head & (layout_.ring_capacity - 1)) * sizeof(Record),
+  std::memcpy(&record, base_ + layout_.ring + (head & (layout_.ring_capacity - 1)) * sizeof(Record),
               sizeof(Record));
   h.ring_head.store(head + 1, std::memory_order_release);
   return record;

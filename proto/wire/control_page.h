@@ -44,8 +44,9 @@ static_assert(sizeof(GroupHyper) == 48);
 struct alignas(64) BoundaryWords {
   // generation << 16 | (micro + 1) of the last micro whose gradients were read: they may be written over.
   std::atomic<uint64_t> grads_consumed{0};
-  std::atomic<uint64_t> weights_version{0};  // step id of the weights that are published (Z3: that can be materialised)
-  std::atomic<uint64_t> window_grant{0};     // ticket of the last MATERIALIZE that was filled (Z3)
+  std::atomic<uint64_t> weights_version{
+      0};  // step id of the weights that are published (Z3: that can be materialised)
+  std::atomic<uint64_t> window_grant{0};  // ticket of the last MATERIALIZE that was filled (Z3)
 };
 
 // The value of grads_consumed once `micro` of `generation` was read.
@@ -61,12 +62,13 @@ enum VerdictFlags : uint32_t {
 
 // The answer to a STEP. All fields are written before `answered`, which is written with release.
 struct alignas(64) Verdict {
-  std::atomic<uint64_t> answered{0};  // STEP records of this trainer that were answered: wait for the number sent
+  std::atomic<uint64_t> answered{
+      0};  // STEP records of this trainer that were answered: wait for the number sent
   uint64_t step = 0;
   uint64_t next_generation = 0;  // what the trainer collects from now on; the same on all ranks
-  uint32_t code = 0;   // absl::StatusCode; `reason` says why when it is not OK
-  uint32_t flags = 0;  // VerdictFlags
-  double total_norm = 0;  // of the muon route's reduced gradients, 2-norm, before clipping
+  uint32_t code = 0;             // absl::StatusCode; `reason` says why when it is not OK
+  uint32_t flags = 0;            // VerdictFlags
+  double total_norm = 0;         // of the muon route's reduced gradients, 2-norm, before clipping
   double clip_coefficient = 1;
   char reason[kReasonBytes] = {};  // NUL-terminated
 };
@@ -86,29 +88,29 @@ struct alignas(64) PageHeader {
 
   // Written by the trainer.
   alignas(64) std::atomic<uint64_t> ring_tail{0};
-  std::atomic<uint32_t> daemon_doorbell{0};   // futex word
+  std::atomic<uint32_t> daemon_doorbell{0};  // futex word
   // Written by the daemon.
   alignas(64) std::atomic<uint64_t> ring_head{0};
   std::atomic<uint32_t> trainer_doorbell{0};  // futex word
   std::atomic<uint32_t> daemon_sleeps{0};
   alignas(64) std::atomic<uint32_t> trainer_sleeps{0};  // number of sleeping threads
   alignas(64) std::atomic<uint64_t> epoch{0};
-  std::atomic<uint32_t> status{0};          // SessionStatus
-  std::atomic<uint64_t> done_step{0};       // every boundary of this step is published
-  std::atomic<uint64_t> prepared{0};        // generation of the last PREPARE that was answered
-  char failure[kReasonBytes] = {};          // why status is kFailed; written before it, NUL-terminated
+  std::atomic<uint32_t> status{0};     // SessionStatus
+  std::atomic<uint64_t> done_step{0};  // every boundary of this step is published
+  std::atomic<uint64_t> prepared{0};   // generation of the last PREPARE that was answered
+  char failure[kReasonBytes] = {};     // why status is kFailed; written before it, NUL-terminated
   Verdict verdict;
 };
 
 // Offsets of the variable parts; a pure function of the counts, the same on both sides.
 struct PageLayout {
   uint32_t boundaries = 0, parameters = 0, groups = 0, ring_capacity = 0;
-  size_t ring = 0;        // Record[ring_capacity]
-  size_t words = 0;       // BoundaryWords[boundaries]
-  size_t hyper = 0;       // GroupHyper[groups]
-  size_t presence = 0;    // uint64_t[ceil(parameters / 64)]: had a gradient in this generation
-  size_t norms = 0;       // double[parameters]: 2-norm of each reduced gradient, after PREPARE or STEP
-  size_t bytes = 0;       // a multiple of 4096
+  size_t ring = 0;      // Record[ring_capacity]
+  size_t words = 0;     // BoundaryWords[boundaries]
+  size_t hyper = 0;     // GroupHyper[groups]
+  size_t presence = 0;  // uint64_t[ceil(parameters / 64)]: had a gradient in this generation
+  size_t norms = 0;  // double[parameters]: 2-norm of each reduced gradient, after PREPARE or STEP
+  size_t bytes = 0;  // a multiple of 4096
 
   static PageLayout For(uint32_t boundaries, uint32_t parameters, uint32_t groups);
 };
@@ -151,10 +153,14 @@ class ControlPage {
   void RingTrainer() const;
 
   // Daemon: sleeps until its doorbell differs from `seen` or `timeout` passes.
-  uint32_t DaemonDoorbell() const { return header().daemon_doorbell.load(std::memory_order_acquire); }
+  uint32_t DaemonDoorbell() const {
+    return header().daemon_doorbell.load(std::memory_order_acquire);
+  }
   void DaemonWait(uint32_t seen, absl::Duration timeout) const;
   // Trainer: the same; any number of threads.
-  uint32_t TrainerDoorbell() const { return header().trainer_doorbell.load(std::memory_order_acquire); }
+  uint32_t TrainerDoorbell() const {
+    return header().trainer_doorbell.load(std::memory_order_acquire);
+  }
   void TrainerWait(uint32_t seen, absl::Duration timeout) const;
 
  private:

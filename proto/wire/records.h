@@ -13,9 +13,11 @@ namespace dmuon::wire {
 
 enum class RecordType : uint32_t {
   kUnspecified = 0,  // refused
-  kGradsReady = 1,   // boundary, generation, micro: the boundary's place in GRAD holds this micro's gradients (or zeros)
-  kPrepare = 2,      // generation: reduce, and put the norms into the page, before the step
-  kStep = 3,         // step, generation, micros, max_norm, flags: everything that this rank sends for this step is sent
+  kGradsReady =
+      1,  // boundary, generation, micro: the boundary's place in GRAD holds this micro's gradients (or zeros)
+  kPrepare = 2,  // generation: reduce, and put the norms into the page, before the step
+  kStep =
+      3,  // step, generation, micros, max_norm, flags: everything that this rank sends for this step is sent
   kDiscard = 4,      // generation: drop what came for it; the next one begins
   kMaterialize = 5,  // boundary, ticket: fill its weight window (Z3)
   kRelease = 6,      // boundary: its weight window may be used again (Z3)
@@ -32,7 +34,8 @@ struct Record {
   uint64_t step = 0;          // kStep: the step id, 1 for the first
   uint64_t epoch = 0;         // as in the page
   uint64_t table_digest = 0;  // as in the page
-  uint32_t micro = 0;   // kGradsReady: 0, 1, ... within the generation. kStep: synchronised backward passes in it
+  uint32_t micro =
+      0;  // kGradsReady: 0, 1, ... within the generation. kStep: synchronised backward passes in it
   uint32_t flags = 0;   // kStep: StepFlags
   double max_norm = 0;  // kStep: clip the muon route to this global 2-norm; 0 = no clip
   uint64_t ticket = 0;  // kMaterialize: any rising number; answered in window_grant

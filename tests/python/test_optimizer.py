@@ -425,6 +425,9 @@ def arguments(rank, world_size):
     for kwargs, error in (
         ({"lr": -1.0}, ValueError),
         ({"lr": math.nan}, ValueError),
+        ({"lr": "a"}, TypeError),
+        ({"momentum": "x"}, TypeError),
+        ({"adamw_betas": 3}, TypeError),
         ({"momentum": 1.0}, ValueError),
         ({"weight_decay": -0.1}, ValueError),
         ({"adamw_betas": (0.9, 1.0)}, ValueError),

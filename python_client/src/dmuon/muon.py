@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import numbers
 import time
 from collections.abc import Callable
 from typing import Any
@@ -46,6 +47,9 @@ class Muon(torch.optim.Optimizer):
         adjust_lr: "match_rms_adamw" (0.2 sqrt(max(out, in))), "original" (sqrt(max(1, out/in))), "spectral"
             (sqrt(out/in)) or "none".
         nonfinite: what a step does when a gradient of any rank is not finite: "skip" it everywhere, "error", "apply".
+
+    Gradients of dedicated parameters go to the daemon, so ``p.grad`` stays None for them and
+    ``torch.nn.utils.clip_grad_norm_(model.parameters(), ...)`` sees and clips the FSDP2 part alone.
 
     The other arguments tune a Muon that runs inside the trainer and are without effect here.
     """
@@ -311,16 +315,17 @@ def _check_hyper(
     betas: tuple[float, float] = (0.0, 0.0),
     eps: float = 0.0,
 ) -> None:
-    if not (math.isfinite(lr) and lr >= 0):
-        raise ValueError(f"{lr_name}: expected a number >= 0, got {lr}")
-    if not (math.isfinite(weight_decay) and weight_decay >= 0):
-        raise ValueError(f"weight decay: expected a number >= 0, got {weight_decay}")
-    if not 0 <= momentum < 1:
+    for name, value in ((lr_name, lr), ("weight decay", weight_decay), ("momentum", momentum), ("adamw_eps", eps)):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise TypeError(f"{name}: expected a number, got {value!r}")
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name}: expected a number >= 0, got {value}")
+    if momentum >= 1:
         raise ValueError(f"momentum: expected 0 <= momentum < 1, got {momentum}")
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2 or not all(isinstance(b, numbers.Real) for b in betas):
+        raise TypeError(f"adamw_betas: expected two numbers, got {betas!r}")
+    if not all(0 <= b < 1 for b in betas):
         raise ValueError(f"adamw_betas: expected two numbers in [0, 1), got {betas}")
-    if not (math.isfinite(eps) and eps >= 0):
-        raise ValueError(f"adamw_eps: expected a number >= 0, got {eps}")
 
 
 def _check_coverage(model: nn.Module, dedicated: set[int]) -> None:
