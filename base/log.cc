@@ -4,7 +4,6 @@
 
 #include <atomic>
 
-#include "absl/strings/escaping.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 
@@ -66,7 +65,7 @@ void Log(LogLevel level, absl::string_view event, const std::vector<LogField>& f
     for (const LogField& f : fields) {
       absl::StrAppend(&line, " ", f.key, "=");
       if (NeedsQuotes(f.value)) {
-        absl::StrAppend(&line, "\"", absl::CEscape(f.value), "\"");
+        line += JsonString(f.value);
       } else {
         line += f.value;
       }

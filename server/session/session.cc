@@ -126,8 +126,9 @@ absl::Status Session::CheckSame(const OpenSpec& spec) const {
                                     spec.mesh.replicate, spec.mesh.shard, spec.mesh.tp));
   }
   if (spec.reshard_after_forward != reshard_after_forward_) {
-    return mismatch(absl::StrFormat("reshard_after_forward: expected %v, got %v",
-                                    reshard_after_forward_, spec.reshard_after_forward));
+    return mismatch(absl::StrFormat("reshard_after_forward: expected %s, got %s",
+                                    reshard_after_forward_ ? "true" : "false",
+                                    spec.reshard_after_forward ? "true" : "false"));
   }
   if (Digest(spec.table) != context_.table_digest) {
     return mismatch(server::FirstDifference(context_.table, spec.table));

@@ -34,7 +34,7 @@ TEST_F(LogTest, TextIsOneLineOfTimeLevelEventAndFields) {
 TEST_F(LogTest, AValueCannotForgeASecondLineOrField) {
   const std::string line =
       Written(LogLevel::kInfo, {{"job", "a\nb"}, {"path", "x y=\"z\""}, {"none", ""}});
-  EXPECT_THAT(line, HasSubstr("job=\"a\\nb\" path=\"x y=\\\"z\\\"\" none=\"\"\n"));
+  EXPECT_THAT(line, HasSubstr("job=\"a\\u000ab\" path=\"x y=\\\"z\\\"\" none=\"\"\n"));
 }
 
 TEST_F(LogTest, JsonEscapesQuotesBackslashesAndControlBytes) {

@@ -41,6 +41,22 @@ TEST_F(SessionTableTest, TablesThatDifferNameTheFirstParameterAndTheRank) {
   EXPECT_EQ(table_->size(), 0);
 }
 
+TEST_F(SessionTableTest, ModesAndMeshesThatDifferAreNamedWithBothValues) {
+  const std::pair<OpenSpec, const char*> others[] = {
+      {SmallSpec("modes", 2, /*z3=*/true), "reshard_after_forward: expected "},
+      {SmallSpec("modes", 3), "mesh: expected 1 x "}};
+  uint64_t attachment = 1;
+  for (const auto& [other, text] : others) {
+    LocalTrainer first(*table_, attachment++, 0), second(*table_, attachment++, 1);
+    const auto status = OnRanks(
+        2, [&](int r) { return r == 0 ? first.Open(SmallSpec("modes", 2)) : second.Open(other); });
+    for (const absl::Status& s : status) {
+      EXPECT_EQ(s.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(std::string(s.message()), HasSubstr(text));
+    }
+  }
+}
+
 TEST_F(SessionTableTest, OptimizersThatDifferAreNamed) {
   LocalTrainer first(*table_, 1, 0), second(*table_, 2, 1);
   const auto status = OnRanks(2, [&](int r) {
