@@ -25,7 +25,7 @@ class AttachSocketTest : public ::testing::Test {
     return AttachSocket::Open(endpoint_, "uuid-of-a-client", absl::Seconds(20));
   }
   // Answers FETCH by `answer`, and HELLO by WELCOME.
-  FakeAttachServer::Script OnFetch(std::function<Answer(const AttachFrame&)> answer) {
+  FakeAttachServer::Script OnFetch(const std::function<Answer(const AttachFrame&)>& answer) {
     return [answer](const AttachFrame& frame) {
       return frame.type == AttachType::kHello ? Welcome(frame) : answer(frame);
     };

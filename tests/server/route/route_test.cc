@@ -19,7 +19,7 @@ TEST(Scale, IsThatOfTheLogicalBlock) {
 }
 
 struct Owned {
-  Owned(const Parameter& p) : memory(ArraysOf(p.route) * p.numel()) {
+  explicit Owned(const Parameter& p) : memory(ArraysOf(p.route) * p.numel()) {
     Assign(p.route, p.numel(), memory.data(), state);
     for (int64_t i = 0; i < p.numel(); ++i) {
       state.gradient[i] = std::sin(0.7f * i + 0.1f * i * i);
