@@ -7,6 +7,9 @@
 namespace dmuon::server {
 namespace {
 
+// More than any step takes between its verdict and its end.
+constexpr absl::Duration kReportTimeout = absl::Seconds(60);
+
 std::string FormsText(const std::vector<std::unique_ptr<Worker>>& workers) {
   int gram = 0, direct = 0;
   for (const auto& w : workers) {
@@ -78,6 +81,11 @@ absl::StatusOr<StepReport> Session::StepResult(uint64_t step) const {
   {
     absl::MutexLock lock(&mu_);
     if (!built_) return absl::NotFoundError(absl::StrFormat("session '%s': no step yet", name()));
+  }
+  // A trainer goes on at the verdict, so it may ask before the last slot has written down what the step cost.
+  const uint64_t answered = context_.answered_step.load();
+  if (const uint64_t wanted = step == 0 ? answered : step; wanted > 0 && wanted <= answered) {
+    context_.log->After(wanted - 1, kReportTimeout);
   }
   LoggedStep logged;
   if (!context_.log->Find(step, &logged)) {

@@ -129,6 +129,20 @@ TEST_F(StepTest, WindowsGiveTheSameBitsAsResidentWeights) {
   }
 }
 
+TEST_F(StepTest, AReportIsOfTheStepThatWasAnsweredLastAlsoWhenAskedForAtOnce) {
+  Trainers trainers = Start("report", 1);
+  LocalTrainer& t = *trainers[0];
+  for (uint64_t step = 1; step <= 200; ++step) {
+    SendGrads(t, 1);
+    t.PushStep(step);
+    ASSERT_TRUE(t.AwaitVerdict().ok());
+    const auto report = table_->StepResult(t.trainer(), t.opened().id, 0);
+    ASSERT_TRUE(report.ok()) << report.status();
+    ASSERT_EQ(report->step, step);
+    ASSERT_EQ(report->newton_schulz_calls, 5);
+  }
+}
+
 TEST_F(StepTest, MicrosAreSummedInOrder) {
   Trainers once = Start("once", 2);
   Trainers twice = Start("twice", 2);
