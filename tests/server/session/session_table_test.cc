@@ -46,13 +46,14 @@ TEST_F(SessionTableTest, ModesAndMeshesThatDifferAreNamedWithBothValues) {
       {SmallSpec("modes", 2, /*z3=*/true), "reshard_after_forward: expected "},
       {SmallSpec("modes", 3), "mesh: expected 1 x "}};
   uint64_t attachment = 1;
-  for (const auto& [other, text] : others) {
+  for (const auto& mismatch : others) {
+    const OpenSpec& other = mismatch.first;
     LocalTrainer first(*table_, attachment++, 0), second(*table_, attachment++, 1);
     const auto status = OnRanks(
         2, [&](int r) { return r == 0 ? first.Open(SmallSpec("modes", 2)) : second.Open(other); });
     for (const absl::Status& s : status) {
       EXPECT_EQ(s.code(), absl::StatusCode::kInvalidArgument);
-      EXPECT_THAT(std::string(s.message()), HasSubstr(text));
+      EXPECT_THAT(std::string(s.message()), HasSubstr(mismatch.second));
     }
   }
 }
