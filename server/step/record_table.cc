@@ -104,10 +104,10 @@ absl::Status RecordTable::Step(const wire::Record& record) {
   return absl::OkStatus();
 }
 
-// Owners that wait for more micros of this slot wait no longer.
+// Owners that wait for more micros of this slot wait no longer. A STEP wakes them by its own round.
 void RecordTable::CloseGeneration(uint64_t generation) {
-  context_.closed_generation[slot_.index()].store(generation, std::memory_order_release);
-  context_.RingWorkers();
+  const uint64_t before = context_.closed_generation[slot_.index()].exchange(generation);
+  if (before != generation && !step_.has_value()) context_.RingWorkers();
 }
 
 absl::Status RecordTable::Discard(const wire::Record& record) {
