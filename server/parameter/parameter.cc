@@ -6,6 +6,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/fnv1a.h"
 #include "base/status_macros.h"
 
 namespace dmuon::server {
@@ -88,22 +89,6 @@ absl::Status CheckOne(Parameter& p, size_t boundaries) {
   return absl::InvalidArgumentError("route: not specified");
 }
 
-class Fnv1a {
- public:
-  void Add(uint64_t value) {
-    for (int i = 0; i < 8; ++i) Byte(static_cast<uint8_t>(value >> (8 * i)));
-  }
-  void Add(const std::string& text) {
-    Add(text.size());
-    for (char c : text) Byte(static_cast<uint8_t>(c));
-  }
-  uint64_t value() const { return hash_; }
-
- private:
-  void Byte(uint8_t b) { hash_ = (hash_ ^ b) * 1099511628211ull; }
-  uint64_t hash_ = 14695981039346656037ull;
-};
-
 std::string Describe(const Parameter& p) {
   return absl::StrFormat("'%s' (%s, %s, boundary %d, %d blocks)", p.name, ShapeText(p.shape),
                          Name(p.route), p.boundary.value(), p.blocks.size());
@@ -183,7 +168,7 @@ uint64_t Digest(const ParameterTable& table) {
   hash.Add(table.boundaries.size());
   for (const Boundary& b : table.boundaries) {
     hash.Add(b.name);
-    hash.Add(b.exclusive_window);
+    hash.Add(uint64_t{b.exclusive_window});
   }
   hash.Add(table.parameters.size());
   for (const Parameter& p : table.parameters) {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "base/fnv1a.h"
 #include "base/status_macros.h"
 
 namespace dmuon::server {
@@ -22,11 +23,9 @@ size_t MostOwned(const Plan& plan) {
 uint64_t DigestOf(const wire::GroupHyper& hyper) {
   uint64_t words[sizeof(hyper) / 8];
   std::memcpy(words, &hyper, sizeof(hyper));
-  uint64_t hash = 14695981039346656037ull;
-  for (uint64_t w : words) {
-    for (int i = 0; i < 8; ++i) hash = (hash ^ (w >> (8 * i) & 0xff)) * 1099511628211ull;
-  }
-  return hash;
+  Fnv1a hash;
+  for (uint64_t w : words) hash.Add(w);
+  return hash.value();
 }
 
 // "rank(s) 0, 2: 1; rank(s) 1: 2"
