@@ -21,10 +21,13 @@ int64_t g_since ABSL_GUARDED_BY(g_mu) = 0;
 // One operation, from construction to destruction.
 class Timed {
  public:
-  explicit Timed(Times& times) : times_(times), cpu_begin_(ThreadCpuNanos()) {
+  explicit Timed(Times& times) : times_(times), cpu_(times.cpu) {
+    if (cpu_) {
+      cpu_begin_ = ThreadCpuNanos();
+      if (t_cpu_at_last_end >= 0) times_.cpu_between += cpu_begin_ - t_cpu_at_last_end;
+    }
     const int64_t now = NowNanos();
     if (times_.armed.exchange(false)) times_.first_work_nanos = now;
-    if (t_cpu_at_last_end >= 0) times_.cpu_between += cpu_begin_ - t_cpu_at_last_end;
     absl::MutexLock lock(&g_mu);
     if (g_under_way++ == 0) g_since = now;
   }
@@ -33,13 +36,14 @@ class Timed {
       absl::MutexLock lock(&g_mu);
       if (--g_under_way == 0) times_.in_operations += NowNanos() - g_since;
     }
-    t_cpu_at_last_end = ThreadCpuNanos();
-    times_.cpu_inside += t_cpu_at_last_end - cpu_begin_;
+    t_cpu_at_last_end = cpu_ ? ThreadCpuNanos() : -1;
+    if (cpu_) times_.cpu_inside += t_cpu_at_last_end - cpu_begin_;
   }
 
  private:
   Times& times_;
-  const int64_t cpu_begin_;
+  const bool cpu_;
+  int64_t cpu_begin_ = 0;
 };
 
 int64_t Nanos(clockid_t clock) {

@@ -23,7 +23,9 @@ struct Times {
   // How long at least one thread was in an operation. Not the sum, nor the most of any thread: where workers share cores,
   // one that waits while another computes is no overhead.
   std::atomic<int64_t> in_operations{0};
-  // Processor time of all threads that run operations: in them, and between one and the next.
+  // Processor time of all threads that run operations: in them, and between one and the next. Kept while `cpu` is set:
+  // asking the kernel for it twice an operation takes as long as everything else between two operations.
+  std::atomic<bool> cpu{false};
   std::atomic<int64_t> cpu_inside{0}, cpu_between{0};
 };
 
