@@ -1,19 +1,18 @@
 // A step over real workers and arenas: the numbers, the protocol, and what a broken rank does to the others.
 
-#include "tests/server/session/fixture.h"
+#include "tests/server/session/reference.h"
 
 namespace dmuon::server {
 namespace {
 
-using testing::Adamw64;
 using testing::ExpectAllOk;
 using testing::Gaussian;
 using ::testing::HasSubstr;
 using testing::LocalTrainer;
 using testing::Matrix64;
-using testing::Muon64;
 using testing::OnRanks;
 using testing::RelativeError;
+using testing::SmallReference;
 using testing::SmallTable;
 using Trainers = std::vector<std::unique_ptr<LocalTrainer>>;
 
@@ -61,45 +60,28 @@ class StepTest : public testing::SessionTest {
 TEST_F(StepTest, TwentyStepsFollowTheFloat64Reference) {
   for (int ranks : {1, 2, 3}) {
     Trainers trainers = Start("reference", ranks);
-    std::vector<Muon64> muon(5);  // layers.0.w, layers.1.w, and the three matrices of head
-    Adamw64 adamw;
-    const auto start = [](int p) {
-      const std::vector<float> w = Gaussian(SmallTable().parameters[p].numel(), 100 + p);
-      return Matrix64(w.begin(), w.end());
-    };
-    muon[0] = {12, 20, start(0), {}};
-    muon[1] = {20, 8, start(2), {}};
-    const Matrix64 head = start(3);
-    for (int i = 0; i < 3; ++i)
-      muon[2 + i] = {6, 9, Matrix64(head.begin() + 54 * i, head.begin() + 54 * (i + 1)), {}};
-    adamw.weight = start(1);
+    SmallReference reference;
+    const ParameterTable table = SmallTable();
     for (int step = 1; step <= 20; ++step) {
       ExpectAllOk(StepAll(trainers, step));
-      const auto mean = [&](int p) {
-        Matrix64 g(SmallTable().parameters[p].numel(), 0);
+      std::vector<Matrix64> mean;
+      for (size_t p = 0; p < table.parameters.size(); ++p) {
+        Matrix64& g = mean.emplace_back(table.parameters[p].numel(), 0);
         for (int r = 0; r < ranks; ++r) {
-          const std::vector<float> x = GradOf(p, r, step);
+          const std::vector<float> x = GradOf(static_cast<int>(p), r, step);
           for (size_t i = 0; i < g.size(); ++i) g[i] += x[i] / double(ranks);
         }
-        return g;
-      };
-      muon[0].Step(mean(0), testing::kLr, testing::kMomentum, testing::kDecay);
-      muon[1].Step(mean(2), testing::kLr, testing::kMomentum, testing::kDecay);
-      const Matrix64 g = mean(3);
-      for (int i = 0; i < 3; ++i) {
-        muon[2 + i].Step(Matrix64(g.begin() + 54 * i, g.begin() + 54 * (i + 1)), testing::kLr,
-                         testing::kMomentum, testing::kDecay);
       }
-      adamw.Step(mean(1), 1e-3, 0.9, 0.999, 1e-8, 0.01);
+      reference.Step(std::move(mean), trainers[0]->page().groups());
     }
-    Matrix64 head64;
-    for (int i = 0; i < 3; ++i)
-      head64.insert(head64.end(), muon[2 + i].weight.begin(), muon[2 + i].weight.end());
     for (auto& t : trainers) {
-      EXPECT_LE(RelativeError(t->Weight(0, 240), muon[0].weight), 1e-5) << ranks << " ranks";
-      EXPECT_LE(RelativeError(t->Weight(1, 20), adamw.weight), 1e-6) << ranks << " ranks";
-      EXPECT_LE(RelativeError(t->Weight(2, 160), muon[1].weight), 1e-5) << ranks << " ranks";
-      EXPECT_LE(RelativeError(t->Weight(3, 162), head64), 1e-5) << ranks << " ranks";
+      for (size_t p = 0; p < table.parameters.size(); ++p) {
+        const bool muon = table.parameters[p].route == Route::kMuon;
+        EXPECT_LE(RelativeError(t->Weight(static_cast<int>(p), table.parameters[p].numel()),
+                                reference.weight(p)),
+                  muon ? 1e-5 : 1e-6)
+            << ranks << " ranks, " << table.parameters[p].name;
+      }
     }
     ExpectAllOk(OnRanks(ranks, [&](int r) { return trainers[r]->Close(); }));
   }
