@@ -19,25 +19,8 @@ struct Bf16Step {
 
 void MultiplyBf16(const KernelTable::MultiplyArgs& args) { Multiply<Bf16Step>(args); }
 
-constexpr KernelTable kTable = {
-    .name = "avx512_bf16",
-    .bf16_units = true,
-    .multiply_f32 = MultiplyF32,
-    .multiply_bf16 = MultiplyBf16,
-    .transpose = Transpose,
-    .combine_f32 = GenericCombineF32,
-    .combine_bf16 = GenericCombineBf16,
-    .pack_bf16 = GenericPackBf16,
-    .split_bf16 = GenericSplitBf16,
-    .load_tile = GenericLoadTile,
-    .store_tile = GenericStoreTile,
-    .norm = GenericNorm,
-    .mean = GenericMean,
-    .lookahead = GenericLookahead,
-    .muon_commit = GenericMuonCommit,
-    .adamw = GenericAdamw,
-    .publish = GenericPublish,
-};
+constexpr KernelTable kTable =
+    MakeTable("avx512_bf16", /*bf16_units=*/true, MultiplyF32, MultiplyBf16, Transpose);
 
 }  // namespace
 

@@ -4,25 +4,8 @@
 namespace dmuon::kernels::cpu {
 namespace {
 
-constexpr KernelTable kTable = {
-    .name = "avx512",
-    .bf16_units = false,
-    .multiply_f32 = MultiplyF32,
-    .multiply_bf16 = EmulatedMultiplyBf16<MultiplyF32>,
-    .transpose = Transpose,
-    .combine_f32 = GenericCombineF32,
-    .combine_bf16 = GenericCombineBf16,
-    .pack_bf16 = GenericPackBf16,
-    .split_bf16 = GenericSplitBf16,
-    .load_tile = GenericLoadTile,
-    .store_tile = GenericStoreTile,
-    .norm = GenericNorm,
-    .mean = GenericMean,
-    .lookahead = GenericLookahead,
-    .muon_commit = GenericMuonCommit,
-    .adamw = GenericAdamw,
-    .publish = GenericPublish,
-};
+constexpr KernelTable kTable = MakeTable("avx512", /*bf16_units=*/false, MultiplyF32,
+                                         EmulatedMultiplyBf16<MultiplyF32>, Transpose);
 
 }  // namespace
 

@@ -320,6 +320,35 @@ inline void GenericPublish(const float* from, Dtype dtype, void* to, int64_t cou
   }
 }
 
+// ------------------------------------------------------------------------------------------------------- the table
+
+// The products and the transpose are an instruction set's own; the rest are the loops above, as the including file's
+// flags compile them.
+constexpr KernelTable MakeTable(const char* name, bool bf16_units,
+                                KernelTable::Multiply multiply_f32,
+                                KernelTable::Multiply multiply_bf16,
+                                void (*transpose)(const float* from, float* to)) {
+  return {
+      .name = name,
+      .bf16_units = bf16_units,
+      .multiply_f32 = multiply_f32,
+      .multiply_bf16 = multiply_bf16,
+      .transpose = transpose,
+      .combine_f32 = GenericCombineF32,
+      .combine_bf16 = GenericCombineBf16,
+      .pack_bf16 = GenericPackBf16,
+      .split_bf16 = GenericSplitBf16,
+      .load_tile = GenericLoadTile,
+      .store_tile = GenericStoreTile,
+      .norm = GenericNorm,
+      .mean = GenericMean,
+      .lookahead = GenericLookahead,
+      .muon_commit = GenericMuonCommit,
+      .adamw = GenericAdamw,
+      .publish = GenericPublish,
+  };
+}
+
 }  // namespace
 }  // namespace dmuon::kernels::cpu
 
