@@ -16,6 +16,8 @@ namespace dmuon::kernels {
 
 enum class NsForm { kGram, kDirect };
 
+struct CostTable;  // kernels/newton_schulz/cost_table.h
+
 using Coefficients = std::array<double, 3>;  // a, b, c
 
 struct NewtonSchulzOptions {
@@ -26,13 +28,15 @@ struct NewtonSchulzOptions {
   std::optional<std::vector<int>> restarts;  // nullopt = derived from (set, steps, dtype)
   std::optional<Dtype> iteration_dtype;      // nullopt = the backend's default for the shape
   bool deterministic = false;                // fp32 iterations
+  // What the forms cost on this machine; null = not measured, and the form is chosen by the shape alone.
+  std::shared_ptr<const CostTable> costs;
 };
 
 // Refuses, with the singular value at which it breaks, a custom set that diverges (docs/numerics.md, "Coefficients")
 // and restarts that explode.
 absl::Status Validate(const NewtonSchulzOptions& options);
 
-// FLOPs of the form that will run on a rows x cols block, symmetric products at half cost. For placement.
+// FLOPs of the form that will run on a rows x cols block, symmetric products at half cost.
 double Flops(const NewtonSchulzOptions& options, int64_t rows, int64_t cols);
 
 // The iteration for blocks of one shape. Made once, outside the step; Run allocates nothing.
