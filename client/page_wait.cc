@@ -48,16 +48,11 @@ bool SpinUntil(absl::FunctionRef<bool()> done) {
 
 absl::Status PageStatus(const wire::ControlPage& page) {
   const wire::PageHeader& header = page.header();
-  switch (static_cast<wire::SessionStatus>(header.status.load(std::memory_order_acquire))) {
-    case wire::SessionStatus::kOpen:
-    case wire::SessionStatus::kDraining: return absl::OkStatus();
-    case wire::SessionStatus::kFailed:
-      return absl::UnavailableError(absl::StrCat(
-          "the session has failed: ",
-          absl::string_view(header.failure, strnlen(header.failure, wire::kReasonBytes))));
-    case wire::SessionStatus::kClosed: break;
-  }
-  return absl::UnavailableError("the session was closed by the daemon");
+  const uint32_t status = header.status.load(std::memory_order_acquire);
+  if (status == static_cast<uint32_t>(wire::SessionStatus::kOpen)) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("the session has failed: ",
+                   absl::string_view(header.failure, strnlen(header.failure, wire::kReasonBytes))));
 }
 
 absl::Status WaitOnPage(const wire::ControlPage& page, const Connection::Impl& connection,

@@ -73,7 +73,7 @@ struct alignas(64) Verdict {
   char reason[kReasonBytes] = {};  // NUL-terminated
 };
 
-enum class SessionStatus : uint32_t { kOpen = 0, kDraining = 1, kFailed = 2, kClosed = 3 };
+enum class SessionStatus : uint32_t { kOpen = 0, kFailed = 1 };
 
 struct alignas(64) PageHeader {
   uint64_t magic = kControlPageMagic;

@@ -124,13 +124,16 @@ void AttachServer::Accept() {
   UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!socket.valid()) {
     if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-      Log(LogLevel::kError, "attach_accept_failed",
-          {{"error", absl::ErrnoToStatus(errno, "accept4").message()}});
+      if (!std::exchange(accept_fails_, true)) {  // it is tried ten times a second
+        Log(LogLevel::kError, "attach_accept_failed",
+            {{"error", absl::ErrnoToStatus(errno, "accept4").message()}});
+      }
       epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
       accepting_ = false;
     }
     return;
   }
+  if (std::exchange(accept_fails_, false)) Log(LogLevel::kInfo, "attach_accept_resumed", {});
   absl::StatusOr<Connection> connection = Admit(socket.get());
   if (!connection.ok()) {
     Refuse(socket.get(), connection.status());

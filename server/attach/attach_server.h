@@ -85,8 +85,9 @@ class AttachServer {
   std::map<uint64_t, Connection> connections_;  // of the thread
   uint64_t last_id_ = 0;
   int unattached_ = 0;
-  bool calls_left_ = false;  // of attachments that have ended
-  bool accepting_ = true;    // false while there are no descriptors left
+  bool calls_left_ = false;    // of attachments that have ended
+  bool accepting_ = true;      // false for a while after there were no descriptors left
+  bool accept_fails_ = false;  // since the last time that it went well
   std::thread thread_;
 };
 

@@ -1,5 +1,7 @@
 #include "server/daemon/config.h"
 
+#include <sys/un.h>
+
 #include <algorithm>
 
 #include "absl/strings/ascii.h"
@@ -21,6 +23,8 @@ namespace {
 using config::v1::Config;
 
 constexpr double kMaxSeconds = 30 * 86400.0;
+// The address of a unix socket holds 107 bytes; the longest name in the directory is "/control.sock".
+constexpr size_t kMaxSocketDirBytes = sizeof(sockaddr_un::sun_path) - sizeof("/control.sock");
 
 absl::Status ApplyFile(const std::string& path, LoadedConfig& loaded) {
   absl::StatusOr<std::vector<FileSetting>> settings = ReadConfigFile(path);
@@ -119,6 +123,8 @@ absl::Status Check(const LoadedConfig& loaded) {
   const Checker check(loaded);
   RETURN_IF_ERROR(
       check.Expect(absl::StartsWith(c.socket_dir(), "/"), "socket_dir", "an absolute path"));
+  RETURN_IF_ERROR(check.Expect(c.socket_dir().size() <= kMaxSocketDirBytes, "socket_dir",
+                               absl::StrCat("at most ", kMaxSocketDirBytes, " bytes")));
   RETURN_IF_ERROR(
       check.Expect(IsMode(c.socket_mode()) && (SocketMode(c) & 0702) == 0700, "socket_mode",
                    "an octal mode like 0750, all for the owner and no writing for others"));

@@ -102,13 +102,16 @@ void GrpcServer::AcceptOne() {
   UniqueFd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!fd.valid()) {
     if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-      Log(LogLevel::kError, "control_accept_failed",
-          {{"error", absl::ErrnoToStatus(errno, "accept4").message()}});
+      if (!std::exchange(accept_fails_, true)) {  // it is tried ten times a second
+        Log(LogLevel::kError, "control_accept_failed",
+            {{"error", absl::ErrnoToStatus(errno, "accept4").message()}});
+      }
       pollfd stop = {stop_.get(), POLLIN, 0};
       poll(&stop, 1, kAcceptPauseMs);
     }
     return;
   }
+  if (std::exchange(accept_fails_, false)) Log(LogLevel::kInfo, "control_accept_resumed", {});
   const absl::StatusOr<PeerCredentials> peer = ReadPeerCredentials(fd.get());
   if (!peer.ok() || !options_.uids.Allows(peer->uid)) {
     Log(LogLevel::kWarning, "control_refused",

@@ -60,6 +60,7 @@ class GrpcServer {
   const GrpcServerOptions options_;
   std::unique_ptr<grpc::Server> server_;
   std::map<int, Given> given_;  // of the accepting thread
+  bool accept_fails_ = false;   // since the last time that it went well; of the accepting thread
   std::thread thread_;
 };
 

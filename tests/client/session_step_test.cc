@@ -380,10 +380,10 @@ TEST_F(SessionStepTest, AFailedSessionEndsTheWaitWithItsReason) {
   EXPECT_EQ(session_->Ready(0).code(), absl::StatusCode::kUnavailable);  // the session is lost
 }
 
-TEST_F(SessionStepTest, AnAnswerThatIsThereCountsThoughTheSessionIsClosed) {
+TEST_F(SessionStepTest, AnAnswerThatIsThereCountsThoughTheSessionHasFailed) {
   impl_->step = 3;
   page_.boundary(1).weights_version = 3;
-  page_.header().status = static_cast<uint32_t>(wire::SessionStatus::kClosed);
+  page_.header().status = static_cast<uint32_t>(wire::SessionStatus::kFailed);
   EXPECT_TRUE(session_->WaitWeights(1).ok());
   EXPECT_EQ(session_->WaitWeights(0).code(), absl::StatusCode::kUnavailable);
 }
