@@ -142,9 +142,9 @@ TEST_F(ConfigTest, AValueOfAnotherTypeNamesKeyExpectedAndGiven) {
 
 TEST_F(ConfigTest, AValueOutOfRangeNamesKeyExpectedAndGiven) {
   EXPECT_EQ(ErrorOf("socket_dir: run\n"), ":1: socket_dir: expected an absolute path, given run");
-  EXPECT_TRUE(LoadFile("socket_dir: /" + std::string(94, 'd') + "\n").ok());
-  EXPECT_THAT(ErrorOf("socket_dir: /" + std::string(95, 'd') + "\n"),
-              HasSubstr("socket_dir: expected at most 95 bytes, given /ddd"));
+  EXPECT_TRUE(LoadFile("socket_dir: /" + std::string(93, 'd') + "\n").ok());
+  EXPECT_THAT(ErrorOf("socket_dir: /" + std::string(94, 'd') + "\n"),
+              HasSubstr("socket_dir: expected at most 94 bytes, given /ddd"));
   for (const char* mode : {"0777", "0650", "rwx", "0958", "17500", "''"}) {
     EXPECT_THAT(ErrorOf(absl::StrCat("socket_mode: ", mode, "\n")),
                 HasSubstr("socket_mode: expected an octal mode"))
