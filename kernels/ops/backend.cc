@@ -21,6 +21,21 @@ absl::StatusOr<std::unique_ptr<NewtonSchulz>> Backend::MakeNewtonSchulz(const Ne
   return absl::UnimplementedError(absl::StrCat("Newton-Schulz on backend '", name(), "'"));
 }
 
+uint64_t Backend::Mark(Stream) { return 0; }
+absl::StatusOr<bool> Backend::Reached(Stream, uint64_t) { return true; }
+
+absl::StatusOr<Backend*> Backend::OnDevice(absl::string_view device) {
+  if (device.empty()) return this;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "device: backend '", name(), "' computes in the host's memory, given device '", device, "'"));
+}
+
+absl::Status Backend::EnableAccess(const Backend&) { return absl::OkStatus(); }
+
+absl::StatusOr<std::unique_ptr<ImportedMemory>> Backend::Import(const MemoryHandle&) {
+  return absl::UnimplementedError(absl::StrCat("device memory on backend '", name(), "'"));
+}
+
 absl::Span<const absl::string_view> BackendNames() { return kNames; }
 
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(absl::string_view name, int threads) {

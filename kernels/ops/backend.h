@@ -10,10 +10,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "kernels/ops/dtype.h"
 
@@ -77,6 +79,37 @@ struct AdamwArgs {
 class NewtonSchulz;
 struct NewtonSchulzOptions;
 
+// What two processes that share a device's memory must agree on; 1000 * major + 10 * minor.
+struct DeviceVersions {
+  int driver = 0;
+  int runtime = 0;
+};
+
+// Device memory that another process has allocated, as that process describes it.
+struct MemoryHandle {
+  std::string handle;   // of the whole allocation, as the device's runtime gives it
+  std::string device;   // "GPU-8f6f..."
+  uint64_t offset = 0;  // of what is shared in the allocation
+  uint64_t size = 0;
+  DeviceVersions versions;
+};
+
+// Another process's device memory, mapped here. The destructor closes the mapping, on any thread, and takes as long as
+// the driver does; nothing that was enqueued may still use it.
+class ImportedMemory {
+ public:
+  virtual ~ImportedMemory() = default;
+  std::byte* data() const { return data_; }
+  uint64_t size() const { return size_; }
+
+ protected:
+  ImportedMemory(std::byte* data, uint64_t size) : data_(data), size_(size) {}
+
+ private:
+  std::byte* const data_;
+  const uint64_t size_;
+};
+
 class Backend {
  public:
   virtual ~Backend();
@@ -91,8 +124,12 @@ class Backend {
 
   virtual absl::StatusOr<Stream> CreateStream() = 0;
   virtual void DestroyStream(Stream stream) = 0;
-  // Waits for all that was enqueued. The one place where a device's failure is seen.
+  // Waits for all that was enqueued. Here, and in Reached, a device's failure is seen.
   virtual absl::Status Synchronize(Stream stream) = 0;
+  // A mark behind all that was enqueued so far, and whether the device has passed it, without waiting. Where operations
+  // are done when they return, every mark is passed.
+  virtual uint64_t Mark(Stream stream);
+  virtual absl::StatusOr<bool> Reached(Stream stream, uint64_t mark);
 
   virtual void CopyToHost(Stream stream, void* host, const void* device, size_t bytes) = 0;
   virtual void CopyFromHost(Stream stream, void* device, const void* host, size_t bytes) = 0;
@@ -103,6 +140,23 @@ class Backend {
   virtual void Adamw(Stream stream, const AdamwArgs& args) = 0;
   // to = from rounded to nearest even in `dtype`.
   virtual void Publish(Stream stream, const float* from, Dtype dtype, void* to, int64_t count) = 0;
+
+  // ---- devices, and memory of other processes. One that computes in the host's memory leaves these as they are.
+
+  // Whether a trainer allocates its arenas on a device and hands over handles (Import); else it is given sealed memory.
+  virtual bool shares_by_handle() const { return false; }
+  // This backend's device as other processes name it; empty without one. And what Import expects of them.
+  virtual std::string device() const { return ""; }
+  virtual DeviceVersions versions() const { return {}; }
+  // The backend on the device of that name, owned by this one. NOT_FOUND names the devices that there are.
+  virtual absl::StatusOr<Backend*> OnDevice(absl::string_view device);
+  // From now on operations here may use memory of `other`'s device. UNIMPLEMENTED where the hardware has no way.
+  virtual absl::Status EnableAccess(const Backend& other);
+  // Maps it. `handle` comes from a trainer: INVALID_ARGUMENT, NOT_FOUND or FAILED_PRECONDITION name the field, the
+  // expected and the given, and nothing is mapped. May block for as long as the driver does.
+  virtual absl::StatusOr<std::unique_ptr<ImportedMemory>> Import(const MemoryHandle& handle);
+  // Bytes that Allocate could still give; nullopt: ask the machine.
+  virtual std::optional<uint64_t> available_bytes() const { return std::nullopt; }
 
   // The iteration on this device; callers use PlanNewtonSchulz (kernels/newton_schulz/newton_schulz.h), which validates
   // first. A backend without one answers UNIMPLEMENTED.

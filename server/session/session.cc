@@ -51,18 +51,20 @@ std::string FirstDifference(const ParameterTable& table, const OptimizerSpec& a,
 }  // namespace
 
 Session::Session(SessionId id, uid_t uid, const OpenSpec& first, kernels::Backend& backend,
-                 Limits limits)
+                 Limits limits, std::shared_ptr<const kernels::CostTable> costs)
     : id_(id),
       uid_(uid),
       limits_(limits),
       reshard_after_forward_(first.reshard_after_forward),
       formation_timeout_(EffectiveTimeout(first.formation_timeout, limits.formation_timeout)),
-      placement_(Place(first.table, first.mesh, Costs(first.table))),
-      context_(first.job, backend),
+      costs_(std::move(costs)),
+      placement_(Place(first.table, first.mesh, Costs(first.table, {.costs = costs_}))),
+      context_(first.job),
       ranks_(first.mesh.world_size()),
       opening_(first.mesh.world_size()),
       configuring_(first.mesh.world_size()),
       registering_(first.mesh.world_size()) {
+  context_.backends.assign(first.mesh.world_size(), &backend);
   context_.table = first.table;
   context_.mesh = first.mesh;
   context_.z3 = first.reshard_after_forward;
@@ -236,6 +238,8 @@ absl::Status Session::BuildSlots() {
   {
     absl::MutexLock lock(&mu_);
     context_.optimizer = *spec_;
+    context_.optimizer.newton_schulz.costs = costs_;
+    Weigh(placement_, Costs(context_.table, context_.optimizer.newton_schulz));
   }
   const int slots = context_.slots();
   const size_t parameters = context_.table.parameters.size();
@@ -244,6 +248,7 @@ absl::Status Session::BuildSlots() {
   context_.version.reset(new std::atomic<uint64_t>[parameters]());
   context_.consumed.reset(new std::atomic<uint64_t>[context_.table.boundaries.size() * slots]());
   context_.closed_generation.reset(new std::atomic<uint64_t>[slots]());
+  context_.withdrawn.reset(new std::atomic<bool>[slots]());
   context_.communicator = std::make_unique<LocalCommunicator>(
       slots, static_cast<int>(context_.table.boundaries.size()), Messages(context_).max_bytes());
   context_.log = std::make_unique<StepLog>(slots, kRememberedSteps);
@@ -287,13 +292,17 @@ absl::Status Session::BuildArenas() {
   for (int s = 0; s < context_.slots(); ++s) {
     SlotArenas arenas;
     ASSIGN_OR_RETURN(arenas.control, SealedMemory::Create("dmuon-control", page.bytes));
-    ASSIGN_OR_RETURN(arenas.grad, SealedMemory::Create("dmuon-grad", context_.layout.grad_bytes));
-    ASSIGN_OR_RETURN(arenas.weight,
+    ASSIGN_OR_RETURN(SealedMemory grad,
+                     SealedMemory::Create("dmuon-grad", context_.layout.grad_bytes));
+    ASSIGN_OR_RETURN(SealedMemory weight,
                      SealedMemory::Create("dmuon-weight", context_.layout.weight_bytes));
+    arenas.grad = server::Arena(std::move(grad));
+    arenas.weight = server::Arena(std::move(weight));
     arenas.page = wire::ControlPage::Create(arenas.control.data(), page, context_.table_digest);
     arenas.page.header().epoch.store(StepContext::kEpoch);
     context_.arenas.push_back(std::move(arenas));
   }
+  context_.arenas_there = true;
   return absl::OkStatus();
 }
 
@@ -308,8 +317,8 @@ absl::StatusOr<ArenaHandle> Session::Arena(const Trainer& trainer, int rank, wir
   const SealedMemory* memory = nullptr;
   switch (kind) {
     case wire::ArenaKind::kControl: memory = &arenas.control; break;
-    case wire::ArenaKind::kGrad: memory = &arenas.grad; break;
-    case wire::ArenaKind::kWeight: memory = &arenas.weight; break;
+    case wire::ArenaKind::kGrad: memory = arenas.grad.sealed(); break;
+    case wire::ArenaKind::kWeight: memory = arenas.weight.sealed(); break;
     case wire::ArenaKind::kUnspecified: break;
   }
   if (memory == nullptr) return absl::InvalidArgumentError("arena: not one of the known kinds");
@@ -330,11 +339,11 @@ absl::StatusOr<uint64_t> Session::Register(const Trainer& trainer, int rank,
         absl::StrFormat("session '%s': it is not configured yet", name()));
   }
   const SlotArenas& arenas = context_.arenas[rank];
-  const std::pair<wire::ArenaKind, const SealedMemory*> expected[] = {
-      {wire::ArenaKind::kControl, &arenas.control},
-      {wire::ArenaKind::kGrad, &arenas.grad},
-      {wire::ArenaKind::kWeight, &arenas.weight}};
-  for (const auto& [kind, memory] : expected) {
+  const std::pair<wire::ArenaKind, size_t> expected[] = {
+      {wire::ArenaKind::kControl, arenas.control.size()},
+      {wire::ArenaKind::kGrad, arenas.grad.size()},
+      {wire::ArenaKind::kWeight, arenas.weight.size()}};
+  for (const auto& [kind, size] : expected) {
     const char* names[] = {"?", "control", "grad", "weight"};
     const char* arena = names[static_cast<int>(kind)];
     const auto count = std::count_if(buffers.begin(), buffers.end(),
@@ -345,10 +354,10 @@ absl::StatusOr<uint64_t> Session::Register(const Trainer& trainer, int rank,
     }
     const Buffer& b = *std::find_if(buffers.begin(), buffers.end(),
                                     [k = kind](const Buffer& x) { return x.kind == k; });
-    if (b.offset != 0 || b.size != memory->size()) {
+    if (b.offset != 0 || b.size != size) {
       return absl::InvalidArgumentError(
           absl::StrFormat("buffer '%s': expected offset 0 and %d bytes, got offset %d and %d bytes",
-                          arena, memory->size(), b.offset, b.size));
+                          arena, size, b.offset, b.size));
     }
   }
   if (buffers.size() != std::size(expected)) {

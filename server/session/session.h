@@ -29,8 +29,10 @@ class Session {
     uint64_t max_bytes = 0;  // arenas, state and workspace
   };
 
-  // `first` is the spec of the first rank that came: checked, and what the others are compared with.
-  Session(SessionId id, uid_t uid, const OpenSpec& first, kernels::Backend& backend, Limits limits);
+  // `first` is the spec of the first rank that came: checked, and what the others are compared with. `costs`: as measured
+  // on this machine, or null.
+  Session(SessionId id, uid_t uid, const OpenSpec& first, kernels::Backend& backend, Limits limits,
+          std::shared_ptr<const kernels::CostTable> costs);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -94,6 +96,7 @@ class Session {
     uint64_t bytes = 0;
   };
   absl::StatusOr<Located> Locate(const std::string& parameter, StateKind kind) const;
+  kernels::Backend& BackendOf(ParameterId parameter) const;
   absl::Status RunAtOwner(ParameterId parameter, absl::FunctionRef<void(kernels::Stream)> work);
 
   const SessionId id_;
@@ -101,7 +104,8 @@ class Session {
   const Limits limits_;
   const bool reshard_after_forward_;
   const absl::Duration formation_timeout_;
-  Placement placement_;  // fixed in the constructor
+  const std::shared_ptr<const kernels::CostTable> costs_;
+  Placement placement_;  // owners fixed in the constructor; weighed anew once the options are known
 
   // Fixed from the end of Configure on; before it only its completing caller touches it (and table, mesh, plan).
   StepContext context_;

@@ -34,6 +34,10 @@ absl::StatusOr<uint64_t> Session::StateBytes(const std::string& parameter, State
   return located.bytes;
 }
 
+kernels::Backend& Session::BackendOf(ParameterId parameter) const {
+  return context_.backend(placement_.owner[parameter.index()]);
+}
+
 // Not older than what any trainer has seen of the last step.
 absl::Status Session::RunAtOwner(ParameterId parameter,
                                  absl::FunctionRef<void(kernels::Stream)> work) {
@@ -60,8 +64,9 @@ absl::StatusOr<std::vector<std::byte>> Session::ReadState(const std::string& par
       std::memcpy(data.data(), &state.adamw_steps, sizeof(int64_t));
       return;
     }
-    context_.backend.CopyToHost(stream, data.data(), Array(state, kind), located.bytes);
-    device = context_.backend.Synchronize(stream);
+    kernels::Backend& backend = BackendOf(located.parameter);
+    backend.CopyToHost(stream, data.data(), Array(state, kind), located.bytes);
+    device = backend.Synchronize(stream);
   }));
   RETURN_IF_ERROR(device);
   return data;
@@ -81,9 +86,10 @@ absl::Status Session::WriteState(const std::string& parameter, StateKind kind,
       std::memcpy(&state.adamw_steps, data.data(), sizeof(int64_t));
       return;
     }
-    context_.backend.CopyFromHost(stream, Array(state, kind), data.data(), located.bytes);
+    kernels::Backend& backend = BackendOf(located.parameter);
+    backend.CopyFromHost(stream, Array(state, kind), data.data(), located.bytes);
     if (kind == StateKind::kWeight) WriteWeight(context_, stream, located.parameter);
-    device = context_.backend.Synchronize(stream);
+    device = backend.Synchronize(stream);
   }));
   return device;
 }

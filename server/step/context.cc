@@ -38,6 +38,11 @@ void StepContext::Fail(const absl::Status& why) {
   log->Close();
 }
 
+void StepContext::FailSlot(SlotId slot, const absl::Status& why) {
+  communicator->SetGone(slot, why);
+  Fail(why);
+}
+
 absl::Status StepContext::failure() const {
   absl::MutexLock lock(&mu_);
   return failure_;

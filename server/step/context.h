@@ -14,6 +14,7 @@
 #include "kernels/ops/backend.h"
 #include "proto/wire/control_page.h"
 #include "server/collective/communicator.h"
+#include "server/memory/arena.h"
 #include "server/memory/memfd.h"
 #include "server/parameter/parameter.h"
 #include "server/placement/plan.h"
@@ -26,21 +27,20 @@ namespace dmuon::server {
 // The memory that one slot shares with its trainer.
 struct SlotArenas {
   SealedMemory control;
-  SealedMemory grad;
-  SealedMemory weight;
+  Arena grad;
+  Arena weight;
   wire::ControlPage page;
 };
 
 struct StepContext {
-  StepContext(std::string session_name, kernels::Backend& session_backend)
-      : name(std::move(session_name)), backend(session_backend) {}
+  explicit StepContext(std::string session_name) : name(std::move(session_name)) {}
 
   // The generation of communicators; it will change when membership does.
   static constexpr uint64_t kEpoch = 1;
 
   // Fixed once the workers run.
   const std::string name;
-  kernels::Backend& backend;
+  std::vector<kernels::Backend*> backends;  // by slot: that of its device
   ParameterTable table;
   Mesh mesh;
   OptimizerSpec optimizer;
@@ -53,6 +53,11 @@ struct StepContext {
   std::vector<ParameterState> state;  // by parameter; written by its owner's worker alone
   std::unique_ptr<Communicator> communicator;
   std::unique_ptr<StepLog> log;
+
+  // Whether the slots' GRAD and WEIGHT arenas are there; false until all trainers have registered theirs.
+  std::atomic<bool> arenas_there{false};
+  // By slot: its trainer's memory is not to be touched any more.
+  std::unique_ptr<std::atomic<bool>[]> withdrawn;
 
   // Shared progress. `version` of a parameter: the step that its state has committed; released by its owner.
   std::unique_ptr<std::atomic<uint64_t>[]> version;
@@ -69,6 +74,11 @@ struct StepContext {
 
   int slots() const { return mesh.world_size(); }
   const Parameter& parameter(ParameterId p) const { return table.parameters[p.index()]; }
+  kernels::Backend& backend(SlotId s) const { return *backends[s.index()]; }
+  bool Reachable(SlotId s) const {
+    return arenas_there.load(std::memory_order_acquire) &&
+           !withdrawn[s.index()].load(std::memory_order_acquire);
+  }
   wire::ControlPage& page(SlotId s) { return arenas[s.index()].page; }
   std::atomic<uint64_t>& consumed_by(BoundaryId b, SlotId owner) {
     return consumed[b.index() * slots() + owner.index()];
@@ -79,6 +89,8 @@ struct StepContext {
 
   // The session is over, for this reason: every trainer's page says so, every wait ends. The first reason counts.
   void Fail(const absl::Status& why);
+  // The same, for what went wrong in this slot: rounds that wait for it end, too.
+  void FailSlot(SlotId slot, const absl::Status& why);
   absl::Status failure() const;
 
  private:

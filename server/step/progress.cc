@@ -10,6 +10,8 @@ namespace {
 
 // Every wait looks again after this long, whatever the doorbells did.
 constexpr absl::Duration kLookAgain = absl::Milliseconds(100);
+// No doorbell rings when a device is done: it is asked this often.
+constexpr absl::Duration kAskDevice = absl::Microseconds(20);
 
 }  // namespace
 
@@ -59,8 +61,7 @@ void Progress::Drain() {
   if (!refused_) {
     if (const absl::Status status = records_.Drain(); !status.ok()) {
       refused_ = true;
-      context_.communicator->SetGone(slot_, status);
-      context_.Fail(status);
+      context_.FailSlot(slot_, status);
     }
   }
   if (!records_.materializations().empty()) {
@@ -71,6 +72,23 @@ void Progress::Drain() {
 void Progress::Once() {
   Drain();
   reducer_.ReduceReady(records_.generation());
+}
+
+absl::Duration Progress::Patience() const {
+  const bool device =
+      reducer_.Reading() ||
+      std::any_of(records_.materializations().begin(), records_.materializations().end(),
+                  [](const Materialization& m) { return m.mark.has_value(); });
+  return device ? kAskDevice : kLookAgain;
+}
+
+void Progress::DrainUntil(absl::FunctionRef<bool()> done) {
+  const wire::ControlPage& page = context_.page(slot_);
+  while (!done()) {
+    const uint32_t seen = page.DaemonDoorbell();
+    Drain();
+    page.DaemonWait(seen, kAskDevice);
+  }
 }
 
 bool Progress::Until(absl::FunctionRef<bool()> done, absl::Time deadline) {
@@ -85,7 +103,7 @@ bool Progress::Until(absl::FunctionRef<bool()> done, absl::Time deadline) {
     if (left <= absl::ZeroDuration()) return false;
     if (waiting_tasks_.load(std::memory_order_acquire) > 0 && page.DaemonDoorbell() != seen)
       continue;
-    page.DaemonWait(seen, std::min(left, kLookAgain));
+    page.DaemonWait(seen, std::min(left, Patience()));
   }
 }
 

@@ -38,6 +38,8 @@ class Progress {
   // Drains the ring and fills windows, and touches no state: for use between the parameters of a step. Gradients of the
   // next step wait: they would take the place of those that this step still needs.
   void Drain();
+  // Drains until `done`, which a device makes true.
+  void DrainUntil(absl::FunctionRef<bool()> done);
 
   RecordTable& records() { return records_; }
   Reducer& reducer() { return reducer_; }
@@ -54,6 +56,8 @@ class Progress {
   };
   void Once();
   void ServeTasks();
+  // How long a wait may last before it looks again.
+  absl::Duration Patience() const;
 
   StepContext& context_;
   const SlotId slot_;

@@ -2,16 +2,21 @@
 
 #include <algorithm>
 
+#include "base/status_macros.h"
+
 namespace dmuon::server {
 namespace {
 
-void WriteInto(StepContext& context, kernels::Stream stream, ParameterId p, SlotId slot) {
+// `by`: the slot whose worker this is.
+void WriteInto(StepContext& context, SlotId by, kernels::Stream stream, ParameterId p,
+               SlotId slot) {
+  if (!context.Reachable(slot)) return;
   const Dtype dtype = context.optimizer.parameters[p.index()].param_dtype;
   std::byte* to =
       context.arenas[slot.index()].weight.data() + context.layout.weight_offset[p.index()];
   const Region held = HeldBy(context.parameter(p), context.mesh, slot);
-  context.backend.Publish(stream, context.state[p.index()].weight + held.begin, dtype, to,
-                          held.size());
+  context.backend(by).Publish(stream, context.state[p.index()].weight + held.begin, dtype, to,
+                              held.size());
 }
 
 bool AllAt(const StepContext& context, const std::vector<ParameterId>& parameters, uint64_t step) {
@@ -24,7 +29,8 @@ bool AllAt(const StepContext& context, const std::vector<ParameterId>& parameter
 
 void WriteWeight(StepContext& context, kernels::Stream stream, ParameterId parameter) {
   if (context.z3) return;
-  for (int s = 0; s < context.slots(); ++s) WriteInto(context, stream, parameter, SlotId(s));
+  const SlotId owner = context.plan.transfers[parameter.index()].owner;
+  for (int s = 0; s < context.slots(); ++s) WriteInto(context, owner, stream, parameter, SlotId(s));
 }
 
 void MarkPublished(StepContext& context, ParameterId parameter, uint64_t step) {
@@ -44,12 +50,21 @@ void MarkPublished(StepContext& context, ParameterId parameter, uint64_t step) {
 
 void FillWindows(StepContext& context, SlotId slot, kernels::Stream stream, uint64_t step,
                  std::vector<Materialization>& wanted) {
-  const auto filled = [&](const Materialization& m) {
-    const std::vector<ParameterId>& parameters = context.plan.parameters[m.boundary.index()];
-    if (!AllAt(context, parameters, step)) return false;
-    // One-sided: the owners cannot move on before this slot has sent its next STEP, and this worker is here.
-    for (ParameterId p : parameters) WriteInto(context, stream, p, slot);
-    if (!context.backend.Synchronize(stream).ok()) return false;
+  kernels::Backend& backend = context.backend(slot);
+  const auto filled = [&](Materialization& m) {
+    if (!m.mark.has_value()) {
+      const std::vector<ParameterId>& parameters = context.plan.parameters[m.boundary.index()];
+      if (!AllAt(context, parameters, step)) return false;
+      // One-sided: the owners cannot move on before this slot has sent its next STEP, and this worker is here.
+      for (ParameterId p : parameters) WriteInto(context, slot, stream, p, slot);
+      m.mark = backend.Mark(stream);
+    }
+    const absl::StatusOr<bool> reached = backend.Reached(stream, *m.mark);
+    if (!reached.ok()) {
+      context.FailSlot(slot, Annotate(reached.status(), "filling a window"));
+      return true;
+    }
+    if (!*reached) return false;
     const wire::ControlPage& page = context.page(slot);
     page.boundary(m.boundary.value()).window_grant.store(m.ticket, std::memory_order_release);
     page.RingTrainer();

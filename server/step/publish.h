@@ -10,15 +10,17 @@
 
 namespace dmuon::server {
 
-// Z2: writes the owner's master of `parameter` into every slot's arena. Z3 has nothing to write: windows are filled
-// when they are asked for.
+// Z2: enqueues, on the owner's stream, the owner's master of `parameter` into every slot's arena. Z3 has nothing to
+// write: windows are filled when they are asked for; nor is there anything to write to before the trainers have
+// registered.
 void WriteWeight(StepContext& context, kernels::Stream stream, ParameterId parameter);
 
 // The owner's state of `parameter` is at `step`, and written where it belongs. When it is the boundary's last one, every
 // trainer is told, and when it is the step's last one, that too.
 void MarkPublished(StepContext& context, ParameterId parameter, uint64_t step);
 
-// Z3: fills the windows that `slot`'s trainer asked for and whose weights have reached `step`; keeps the others.
+// Z3: fills the windows that `slot`'s trainer asked for and whose weights have reached `step`, and grants those that the
+// device has filled; keeps the others.
 void FillWindows(StepContext& context, SlotId slot, kernels::Stream stream, uint64_t step,
                  std::vector<Materialization>& wanted);
 

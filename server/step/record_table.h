@@ -20,6 +20,7 @@ namespace dmuon::server {
 struct Materialization {
   BoundaryId boundary;
   uint64_t ticket = 0;
+  std::optional<uint64_t> mark;  // once it is enqueued: the backend's, behind it
 };
 
 class RecordTable {
@@ -37,6 +38,7 @@ class RecordTable {
   void EndStep(uint64_t next_generation);
 
   std::vector<Materialization>& materializations() { return materializations_; }
+  const std::vector<Materialization>& materializations() const { return materializations_; }
 
  private:
   absl::Status Accept(const wire::Record& record);

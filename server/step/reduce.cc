@@ -14,6 +14,7 @@ Reducer::Reducer(StepContext& context, SlotId slot, kernels::Stream stream)
       owned_(context.table.boundaries.size()),
       progress_(context.table.boundaries.size()) {
   inputs_.reserve(context.slots());
+  unread_.reserve(context.table.boundaries.size());
   for (ParameterId p : context.plan.owned[slot.index()]) {
     const BoundaryId b = context.parameter(p).boundary;
     if (owned_[b.index()].empty()) boundaries_.push_back(b);
@@ -57,6 +58,7 @@ void Reducer::ReduceReady(uint64_t generation) {
     Progress& progress = At(b, generation);
     while (progress.micros < Readable(b, generation)) ReadMicro(b, progress);
   }
+  Settle();
 }
 
 // This slot has left the generations before `generation`: a rank that still collects one of them must not wait for it.
@@ -88,24 +90,43 @@ void Reducer::ReadMicro(BoundaryId boundary, Progress& progress) {
       inputs_.clear();
       for (SlotId holder : piece.holders) {
         if (Announced(holder, boundary, progress.generation) <= micro) continue;
+        if (!context_.Reachable(holder)) continue;  // it has left: nothing will come of this step
         inputs_.push_back(context_.arenas[holder.index()].grad.data() +
                           context_.layout.grad_offset[p.index()] +
                           piece.range.begin * ByteSize(dtype));
       }
-      context_.backend.MeanOverRanks(stream_, {.inputs = inputs_,
-                                               .dtype = dtype,
-                                               .count = piece.range.size(),
-                                               .divisor = static_cast<float>(piece.holders.size()),
-                                               .accumulate = micro > 0,
-                                               .mean = state.gradient + piece.range.begin,
-                                               .square_sum = square_sum++});
+      context_.backend(slot_).MeanOverRanks(stream_,
+                                            {.inputs = inputs_,
+                                             .dtype = dtype,
+                                             .count = piece.range.size(),
+                                             .divisor = static_cast<float>(piece.holders.size()),
+                                             .accumulate = micro > 0,
+                                             .mean = state.gradient + piece.range.begin,
+                                             .square_sum = square_sum++});
     }
   }
-  // What a device could not read it will not be able to commit either: the verdict sees the failure.
-  context_.backend.Synchronize(stream_).IgnoreError();
   ++progress.micros;
-  MarkConsumed(boundary, wire::ConsumedMark(progress.generation, micro));
+  // A trainer that keeps to the protocol has one micro of a boundary under way.
+  if (unread_.size() == unread_.capacity()) {
+    context_.backend(slot_).Synchronize(stream_).IgnoreError();
+    Settle();
+  }
+  unread_.push_back({boundary, wire::ConsumedMark(progress.generation, micro),
+                     context_.backend(slot_).Mark(stream_)});
+  Settle();
   seconds_ += absl::ToDoubleSeconds(absl::Now() - start);
+}
+
+void Reducer::Settle() {
+  size_t read = 0;
+  for (; read < unread_.size(); ++read) {
+    const absl::StatusOr<bool> reached =
+        context_.backend(slot_).Reached(stream_, unread_[read].mark);
+    // What a device could not read it will not be able to commit either: the step sees the failure.
+    if (reached.ok() && !*reached) break;
+    MarkConsumed(unread_[read].boundary, unread_[read].consumed);
+  }
+  unread_.erase(unread_.begin(), unread_.begin() + static_cast<std::ptrdiff_t>(read));
 }
 
 // A trainer may write over its gradients once all owners have read them; the last owner says so. Marks only rise.

@@ -18,8 +18,12 @@ class Reducer {
   // Reads every micro of `generation` that all ranks have sent, as soon as they have; a rank that has closed the
   // generation has sent all it will. What was left of earlier generations is dropped, and may be written over. Never waits.
   void ReduceReady(uint64_t generation);
-  // All ranks have sent STEP: reads what is left. A rank that did not send a micro counts as zeros.
+  // All ranks have sent STEP: enqueues what is left. A rank that did not send a micro counts as zeros.
   void ReduceRest(uint64_t generation);
+  // Tells the trainers what the device has read meanwhile: they may write it over. Never waits.
+  void Settle();
+  // Whether the device is still reading something.
+  bool Reading() const { return !unread_.empty(); }
 
   // Whether any micro of the boundary came in `generation`.
   bool Has(BoundaryId boundary, uint64_t generation) const;
@@ -35,6 +39,12 @@ class Reducer {
   uint32_t Announced(SlotId slot, BoundaryId boundary, uint64_t generation) const;
   uint32_t Readable(BoundaryId boundary, uint64_t generation) const;
   void DropBefore(uint64_t generation);
+  // A micro that was enqueued: when the device passes `mark`, all of it was read.
+  struct Unread {
+    BoundaryId boundary;
+    uint64_t consumed = 0;
+    uint64_t mark = 0;
+  };
   Progress& At(BoundaryId boundary, uint64_t generation);
   void ReadMicro(BoundaryId boundary, Progress& progress);
   void MarkConsumed(BoundaryId boundary, uint64_t mark);
@@ -46,7 +56,8 @@ class Reducer {
   std::vector<std::vector<ParameterId>> owned_;  // by boundary
   std::vector<Progress> progress_;               // by boundary
   std::vector<const void*> inputs_;
-  uint64_t generation_ = 1;  // what is before it has been dropped
+  std::vector<Unread> unread_;  // in the order of the stream; reserved
+  uint64_t generation_ = 1;     // what is before it has been dropped
   double seconds_ = 0;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -15,6 +16,14 @@ namespace dmuon::server {
 namespace {
 
 double Since(absl::Time start) { return absl::ToDoubleSeconds(absl::Now() - start); }
+
+size_t PieceCount(const StepContext& context, SlotId slot) {
+  size_t pieces = 0;
+  for (ParameterId p : context.plan.owned[slot.index()]) {
+    pieces += context.plan.transfers[p.index()].pieces.size();
+  }
+  return pieces;
+}
 
 std::string RankList(const std::vector<SlotId>& slots) {
   return absl::StrJoin(slots, ", ",
@@ -32,8 +41,9 @@ void Step::Run() {
   if (!arrived.ok()) return AnswerFailure(record, arrived.status());
   const absl::Time start = absl::Now();
 
-  const absl::StatusOr<Judged> judged =
-      Judge(Reduce(*arrived));  // 1 reduce, and the verdict: all slots agree
+  const absl::StatusOr<Reduced> reduced = Reduce(*arrived);  // 1 reduce
+  if (!reduced.ok()) return AnswerFailure(record, reduced.status());
+  const absl::StatusOr<Judged> judged = Judge(*reduced);  //   the verdict: all slots agree
   if (!judged.ok()) return AnswerFailure(record, judged.status());
 
   const Clipped clipped = Clip(*judged);  // 2 clip: a coefficient for the gradients
@@ -45,6 +55,7 @@ void Step::Run() {
     Publish(committed);            // 4 publish: into every trainer's WEIGHT arena
     progress_.Drain();             //   nobody waits for this slot meanwhile
   }
+  FinishPublishing();  //   a device may still be at it
 
   report_.total = Since(start);
   context_.log->Add(report_);
@@ -63,7 +74,9 @@ Step::Step(StepContext& context, SlotId slot, kernels::Stream stream, Progress& 
       gathered_(context.slots()),
       hyper_(context.optimizer.groups.size()),
       present_(owned_.size(), false),
+      piece_sums_(PieceCount(context, slot), 0),
       square_sums_(owned_.size(), 0),
+      marks_(owned_.size(), 0),
       norms_squared_(context.table.parameters.size(), 0) {}
 
 bool Step::AnswerOutOfOrder(const wire::Record& record) {
@@ -113,20 +126,38 @@ absl::StatusOr<Step::Arrived> Step::Gather(const wire::Record& record) {
 }
 
 // Whatever of this generation has not been read yet, and which parameters had a gradient anywhere.
-Step::Reduced Step::Reduce(const Arrived& arrived) {
+absl::StatusOr<Step::Reduced> Step::Reduce(const Arrived& arrived) {
+  const absl::Time start = absl::Now();
   progress_.reducer().ReduceRest(generation_);
-  report_.reduce = progress_.reducer().TakeSeconds();
+  RETURN_IF_ERROR(FetchPieceSums());
+  progress_.reducer().Settle();
+  progress_.reducer().TakeSeconds();
+  report_.reduce += Since(start);
+  const double* sum = piece_sums_.data();
   for (size_t i = 0; i < owned_.size(); ++i) {
     const ParameterId p = owned_[i];
     present_[i] = progress_.reducer().Has(context_.parameter(p).boundary, generation_) &&
                   std::any_of(arrived.messages.begin(), arrived.messages.end(),
                               [&](const auto& message) { return messages_.Present(message, p); });
-    square_sums_[i] = 0;
-    if (!present_[i]) continue;
     const size_t pieces = context_.plan.transfers[p.index()].pieces.size();
-    for (size_t k = 0; k < pieces; ++k) square_sums_[i] += context_.state[p.index()].square_sum[k];
+    square_sums_[i] = present_[i] ? std::accumulate(sum, sum + pieces, 0.0) : 0;
+    sum += pieces;
   }
-  return {};
+  return Reduced{};
+}
+
+// The one wait of a step: what the reduction has enqueued is over, and the host knows its norms.
+absl::Status Step::FetchPieceSums() {
+  kernels::Backend& backend = context_.backend(slot_);
+  if (!piece_sums_.empty()) {
+    backend.CopyToHost(stream_, piece_sums_.data(),
+                       context_.state[owned_.front().index()].square_sum,
+                       piece_sums_.size() * sizeof(double));
+  }
+  const absl::Status status =
+      Annotate(backend.Synchronize(stream_), absl::StrFormat("step %d: reduce", report_.step));
+  if (!status.ok()) context_.FailSlot(slot_, status);
+  return status;
 }
 
 // Second round: every slot's norms. The sum runs in the order of the table, so that it does not depend on placement.
@@ -209,14 +240,36 @@ Step::Committed Step::Commit(const Updated& updated, const Clipped& clipped) {
 
 void Step::Publish(const Committed& committed) {
   const absl::Time start = absl::Now();
-  const ParameterId p = owned_[committed.owned];
-  if (committed.changed) WriteWeight(context_, stream_, p);
-  if (const absl::Status status = context_.backend.Synchronize(stream_); !status.ok()) {
-    context_.Fail(Annotate(status, absl::StrFormat("step %d, parameter '%s'", report_.step,
-                                                   context_.parameter(p).name)));
-    return;
+  if (committed.owned == 0) published_ = 0;
+  if (committed.changed) WriteWeight(context_, stream_, owned_[committed.owned]);
+  marks_[committed.owned] = context_.backend(slot_).Mark(stream_);
+  AnnouncePublished(committed.owned + 1);
+  report_.publish += Since(start);
+}
+
+// Of the first `enqueued` parameters, those that the device has published since the last look.
+void Step::AnnouncePublished(size_t enqueued) {
+  for (; published_ < enqueued; ++published_) {
+    const ParameterId p = owned_[published_];
+    const absl::StatusOr<bool> reached =
+        context_.backend(slot_).Reached(stream_, marks_[published_]);
+    if (!reached.ok()) {
+      context_.FailSlot(
+          slot_, Annotate(reached.status(), absl::StrFormat("step %d, parameter '%s'", report_.step,
+                                                            context_.parameter(p).name)));
+      continue;
+    }
+    if (!*reached) return;
+    MarkPublished(context_, p, report_.step);
   }
-  MarkPublished(context_, p, report_.step);
+}
+
+void Step::FinishPublishing() {
+  const absl::Time start = absl::Now();
+  progress_.DrainUntil([this] {
+    AnnouncePublished(owned_.size());
+    return owned_.empty() || published_ == owned_.size();
+  });
   report_.publish += Since(start);
 }
 

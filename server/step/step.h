@@ -55,7 +55,7 @@ class Step {
   // The STEP that came is not the next one: answers it without a step. True when it did.
   bool AnswerOutOfOrder(const wire::Record& record);
   absl::StatusOr<Arrived> Gather(const wire::Record& record);
-  Reduced Reduce(const Arrived& arrived);
+  absl::StatusOr<Reduced> Reduce(const Arrived& arrived);
   absl::StatusOr<Judged> Judge(Reduced reduced);
   Clipped Clip(const Judged& judged);
   void Answer(const Clipped& clipped);
@@ -63,6 +63,9 @@ class Step {
   Committed Commit(const Updated& updated, const Clipped& clipped);
   void Publish(const Committed& committed);
 
+  absl::Status FetchPieceSums();
+  void AnnouncePublished(size_t enqueued);
+  void FinishPublishing();
   void AnswerFailure(const wire::Record& record, const absl::Status& why);
   void WriteVerdict(uint32_t flags, uint64_t next_generation, const absl::Status& status);
   absl::Status WaitForRound(absl::Time deadline);
@@ -82,7 +85,10 @@ class Step {
   std::vector<absl::Span<const std::byte>> gathered_;
   std::vector<wire::GroupHyper> hyper_;
   std::vector<bool> present_;          // by owned parameter: some rank had a gradient
+  std::vector<double> piece_sums_;     // by owned parameter, of each piece
   std::vector<double> square_sums_;    // by owned parameter
+  std::vector<uint64_t> marks_;        // by owned parameter: behind its publication
+  size_t published_ = 0;               // owned parameters that the trainers were told of
   std::vector<double> norms_squared_;  // by parameter, of all slots
   uint64_t generation_ = 0;
   uint64_t latest_generation_ = 0;  // of all ranks

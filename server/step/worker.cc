@@ -34,7 +34,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Plan(StepContext& context, SlotI
   worker->state_bytes_ = StateBytes(context.table, context.plan, slot);
   for (ParameterId p : context.plan.owned[slot.index()]) {
     ASSIGN_OR_RETURN(std::unique_ptr<Update> update,
-                     MakeUpdate(context.backend, context.parameter(p), context.optimizer,
+                     MakeUpdate(context.backend(slot), context.parameter(p), context.optimizer,
                                 context.state[p.index()]));
     worker->workspace_bytes_ = std::max(worker->workspace_bytes_, update->workspace_bytes());
     if (const int calls = update->newton_schulz_calls(); calls > 0) {
@@ -47,7 +47,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Plan(StepContext& context, SlotI
 }
 
 absl::Status Worker::Allocate() {
-  kernels::Backend& backend = context_.backend;
+  kernels::Backend& backend = context_.backend(slot_);
   ASSIGN_OR_RETURN(stream_, backend.CreateStream());
   has_stream_ = true;
   if (state_bytes_ > 0) {
@@ -83,9 +83,11 @@ Worker::~Worker() {
   if (thread_.joinable()) thread_.join();
   step_.reset();
   progress_.reset();
-  if (workspace_ != nullptr) context_.backend.Free(workspace_);
-  if (state_ != nullptr) context_.backend.Free(state_);
-  if (has_stream_) context_.backend.DestroyStream(stream_);
+  kernels::Backend& backend = context_.backend(slot_);
+  if (has_stream_) backend.Synchronize(stream_).IgnoreError();
+  if (workspace_ != nullptr) backend.Free(workspace_);
+  if (state_ != nullptr) backend.Free(state_);
+  if (has_stream_) backend.DestroyStream(stream_);
 }
 
 void Worker::Start() {
