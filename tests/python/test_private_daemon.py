@@ -82,6 +82,29 @@ def test_the_first_local_rank_starts_one_for_all_and_it_ends_with_them(tmp_path)
     wait_gone(int(pid), folder)
 
 
+def test_the_folder_of_one_that_was_killed_goes_with_the_next_job_and_a_living_ones_stays(tmp_path):
+    temporary = {"TMPDIR": str(tmp_path)}
+    (killed,) = launch(1, tmp_path / "killed", "stay", **temporary)
+    assert killed.stdout.readline() == "stepped\n"
+    (left,) = tmp_path.glob("dmuon-*")
+    os.kill(int((left / "dmuond.lock").read_text()), signal.SIGKILL)
+    killed.communicate(timeout=60)
+    assert left.exists()
+
+    (living,) = launch(1, tmp_path / "living", "stay", **temporary)
+    assert living.stdout.readline() == "stepped\n"
+    (own,) = tmp_path.glob("dmuon-*")
+    assert own != left
+    (other,) = launch(1, tmp_path / "other", **temporary)
+    assert other.communicate(timeout=120)[0] == "stepped\n"
+    assert own.exists()
+    living.communicate(timeout=60)
+    deadline = time.monotonic() + 20
+    while any(tmp_path.glob("dmuon-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(tmp_path.glob("dmuon-*"))
+
+
 def test_ctrl_c_ends_trainers_and_the_private_daemon(tmp_path):
     processes = launch(2, tmp_path / "store", "stay")
     for process in processes:

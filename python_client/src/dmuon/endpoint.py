@@ -6,13 +6,16 @@ The first rank of each node decides and tells the others of its node, so that no
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import secrets
 import select
+import shutil
 import socket
 import subprocess
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -28,6 +31,18 @@ _private: PrivateDaemon | None = None
 _kept: dict[str, Any] = {}
 
 
+def _remove_left_folders() -> None:
+    """Folders of private daemons of ours that were killed: nobody holds their lock any more."""
+    for folder in Path(tempfile.gettempdir()).glob("dmuon-[0-9]*-*"):
+        with contextlib.suppress(OSError):
+            # A daemon that only begins has its lock before its sockets.
+            if folder.lstat().st_uid != os.geteuid() or not (folder / "control.sock").exists():
+                continue
+            with open(folder / "dmuond.lock") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+
+
 class PrivateDaemon:
     """A ``dmuond`` of this job. It ends by itself with its last attachment, and removes its folder."""
 
@@ -35,6 +50,7 @@ class PrivateDaemon:
         program = _programs.find("dmuond")
         if program is None:
             raise DaemonUnavailable("no dmuond is installed beside the package dmuon or on PATH")
+        _remove_left_folders()
         self.directory = os.path.join(tempfile.gettempdir(), f"dmuon-{os.getpid()}-{secrets.token_hex(4)}")
         ready, child_end = os.pipe()
         try:
