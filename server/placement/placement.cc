@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "kernels/newton_schulz/newton_schulz.h"
+#include "kernels/newton_schulz/cost_table.h"
+#include "kernels/newton_schulz/form.h"
 
 namespace dmuon::server {
 namespace {
@@ -19,6 +21,10 @@ constexpr double kMuonBytes = 32;
 constexpr double kAdamwBytes = 28;
 // Parameters below this share of the mean load travel with their boundary instead of on their own.
 constexpr double kSmallShare = 0.001;
+
+double Sum(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0);
+}
 
 // What is assigned as a whole: one parameter, or the small ones of one boundary.
 struct Unit {
@@ -97,37 +103,37 @@ void Even(const std::vector<Unit>& units, double bound, std::vector<int>& slot_o
 
 }  // namespace
 
-std::vector<double> Costs(const ParameterTable& table) {
-  std::vector<double> costs;
-  costs.reserve(table.parameters.size());
-  const kernels::NewtonSchulzOptions defaults;
+ParameterCosts Costs(const ParameterTable& table, const kernels::NewtonSchulzOptions& options) {
+  const kernels::CostSeries* series =
+      options.costs ? kernels::FindSeries(*options.costs, options) : nullptr;
+  const double byte = series ? 1 / options.costs->bytes_per_second : kFlopsPerByte;
+  const auto block_cost = [&](int64_t rows, int64_t cols) {
+    if (series == nullptr) return kernels::Flops(options, rows, cols);
+    return kernels::Seconds(*series, kernels::ChooseForm(options, rows, cols), options, rows, cols);
+  };
+  ParameterCosts costs{series != nullptr, {}};
+  costs.each.reserve(table.parameters.size());
   for (const Parameter& p : table.parameters) {
     const double numel = static_cast<double>(p.numel());
-    double cost = kFlopsPerByte * numel * (p.route == Route::kMuon ? kMuonBytes : kAdamwBytes);
+    double cost = byte * numel * (p.route == Route::kMuon ? kMuonBytes : kAdamwBytes);
     if (p.route == Route::kMuon) {
       const int64_t cols = AsMatrix(p).cols;
-      for (const Block& b : p.blocks) {
-        cost += kernels::Flops(defaults, b.row_end - b.row_begin, cols);
-      }
+      for (const Block& b : p.blocks) cost += block_cost(b.row_end - b.row_begin, cols);
     }
-    costs.push_back(cost);
+    costs.each.push_back(cost);
   }
   return costs;
 }
 
-Placement Place(const ParameterTable& table, const Mesh& mesh, const std::vector<double>& costs) {
+Placement Place(const ParameterTable& table, const Mesh& mesh, ParameterCosts costs) {
   const int slots = mesh.world_size();
-  Placement out;
-  out.cost = costs;
-  out.owner.resize(costs.size());
-  out.load.assign(slots, 0);
-  const double total = std::accumulate(costs.begin(), costs.end(), 0.0);
-  const double mean = total / slots;
+  const double mean = Sum(costs.each) / slots;
+  std::vector<double> load(slots, 0);
 
   // How many units of a boundary a slot already has: among equally loaded slots the fewest wins, so that one
   // boundary's update is spread.
   absl::flat_hash_map<std::pair<BoundaryId, int>, int> share;
-  const std::vector<Unit> units = MakeUnits(table, costs, mean);
+  const std::vector<Unit> units = MakeUnits(table, costs.each, mean);
   std::vector<int> slot_of(units.size());
   for (size_t u = 0; u < units.size(); ++u) {
     const auto count = [&](int s) {
@@ -136,23 +142,38 @@ Placement Place(const ParameterTable& table, const Mesh& mesh, const std::vector
     };
     int best = 0;
     for (int s = 1; s < slots; ++s) {
-      const double difference = out.load[s] - out.load[best];
+      const double difference = load[s] - load[best];
       if (difference < -1e-9 * mean || (difference < 1e-9 * mean && count(s) < count(best)))
         best = s;
     }
-    out.load[best] += units[u].cost;
+    load[best] += units[u].cost;
     ++share[{units[u].boundary, best}];
     slot_of[u] = best;
   }
-  out.lower_bound = LowerBound(costs, static_cast<size_t>(slots), mean);
-  Even(units, out.lower_bound, slot_of, out.load);
+  Even(units, LowerBound(costs.each, static_cast<size_t>(slots), mean), slot_of, load);
+
+  Placement out;
+  out.owner.resize(costs.each.size());
+  out.load.resize(slots);
   for (size_t u = 0; u < units.size(); ++u) {
     for (ParameterId p : units[u].members) out.owner[p.index()] = SlotId(slot_of[u]);
   }
-
-  const double largest_load = *std::max_element(out.load.begin(), out.load.end());
-  out.imbalance = total > 0 ? largest_load / mean : 1;
+  Weigh(out, std::move(costs));
   return out;
+}
+
+void Weigh(Placement& placement, ParameterCosts costs) {
+  const size_t slots = placement.load.size();
+  placement.load.assign(slots, 0);
+  for (size_t p = 0; p < costs.each.size(); ++p) {
+    placement.load[placement.owner[p].index()] += costs.each[p];
+  }
+  const double mean = Sum(costs.each) / static_cast<double>(slots);
+  placement.lower_bound = LowerBound(costs.each, slots, mean);
+  placement.imbalance =
+      mean > 0 ? *std::max_element(placement.load.begin(), placement.load.end()) / mean : 1;
+  placement.cost = std::move(costs.each);
+  placement.measured = costs.measured;
 }
 
 }  // namespace dmuon::server

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <thread>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_format.h"
@@ -32,12 +33,14 @@ absl::Status Draining() {
 }  // namespace
 
 struct SessionTable::Impl {
-  Impl(kernels::Backend& b, SessionLimits l) : backend(b), limits(l) {
+  Impl(kernels::Backend& b, SessionLimits l, std::shared_ptr<const kernels::CostTable> c)
+      : backend(b), limits(l), costs(std::move(c)) {
     if (limits.max_session_bytes == 0) limits.max_session_bytes = DefaultMaxBytes();
   }
 
   kernels::Backend& backend;
   SessionLimits limits;
+  const std::shared_ptr<const kernels::CostTable> costs;
 
   mutable absl::Mutex mu;
   bool draining ABSL_GUARDED_BY(mu) = false;
@@ -91,8 +94,9 @@ void SessionTable::Impl::Sweep() {
   }
 }
 
-SessionTable::SessionTable(kernels::Backend& backend, SessionLimits limits)
-    : impl_(std::make_unique<Impl>(backend, limits)) {
+SessionTable::SessionTable(kernels::Backend& backend, SessionLimits limits,
+                           std::shared_ptr<const kernels::CostTable> costs)
+    : impl_(std::make_unique<Impl>(backend, limits, std::move(costs))) {
   impl_->reaper = std::thread([impl = impl_.get()] { impl->Reap(); });
 }
 
@@ -129,7 +133,8 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Impl::Join(const Trainer&
   const SessionId id(next_id++);
   auto session = std::make_shared<Session>(
       id, trainer.uid, spec, backend,
-      Session::Limits{limits.formation_timeout, limits.step_timeout, limits.max_session_bytes});
+      Session::Limits{limits.formation_timeout, limits.step_timeout, limits.max_session_bytes},
+      costs);
   by_id[id] = session;
   by_name[spec.job] = session;
   Log(LogLevel::kInfo, "session_forming",

@@ -36,8 +36,9 @@ struct SessionLimits {
 
 class SessionTable {
  public:
-  // `backend` must outlive the table.
-  SessionTable(kernels::Backend& backend, SessionLimits limits);
+  // `backend` must outlive the table. `costs`: what Newton-Schulz costs on it; null = not measured.
+  SessionTable(kernels::Backend& backend, SessionLimits limits,
+               std::shared_ptr<const kernels::CostTable> costs = nullptr);
   ~SessionTable();
   SessionTable(const SessionTable&) = delete;
   SessionTable& operator=(const SessionTable&) = delete;
