@@ -61,16 +61,28 @@ T Shuffle(T value, unsigned source) {
   return result;
 }
 
-// A kernel found by the mangled name that the host stub registers. `launch` copies the arguments, as a launch does.
-using Launch = std::function<void()> (*)(void** arguments, dim3 grid, dim3 block);
+// A kernel found by the mangled name that the host stub registers. It copies the arguments, as a launch does, and adds to
+// `words` every aligned word in them: what may be an address.
+using Launch = std::function<void()> (*)(void** arguments, dim3 grid, dim3 block,
+                                         std::vector<uintptr_t>* words);
 std::map<std::string, Launch>& Kernels();
 
 template <auto kKernel>
 struct Register;
 template <typename... A, void (*kKernel)(A...)>
 struct Register<kKernel> {
-  static std::function<void()> Bind(void** arguments, dim3 grid, dim3 block) {
+  static std::function<void()> Bind(void** arguments, dim3 grid, dim3 block,
+                                    std::vector<uintptr_t>* words) {
+    size_t argument = 0;
+    (AddWords(arguments[argument++], sizeof(A), words), ...);
     return Copy(arguments, grid, block, std::index_sequence_for<A...>());
+  }
+  static void AddWords(const void* value, size_t bytes, std::vector<uintptr_t>* words) {
+    for (size_t at = 0; at + sizeof(uintptr_t) <= bytes; at += sizeof(uintptr_t)) {
+      uintptr_t word;
+      std::memcpy(&word, static_cast<const char*>(value) + at, sizeof(word));
+      if (word != 0) words->push_back(word);
+    }
   }
   template <size_t... I>
   static std::function<void()> Copy(void** arguments, dim3 grid, dim3 block,

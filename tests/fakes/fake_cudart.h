@@ -2,9 +2,26 @@
 //
 // The stand-in is lazy where a device is asynchronous: operations wait in the order that streams, events and graphs give them,
 // and run when the host waits for something, one at a time, in a random order of those that are allowed (DMUON_FAKE_SEED).
-// So a result that is read without waiting is not there, and two operations that nothing orders come in either order.
+// What the host did not wait for may stay undone. So a result that is read without waiting is not there, two operations that
+// nothing orders come in either order, and a query moves the device on by one operation.
 //
-// Device memory starts as NaN and ends at a page that cannot be touched.
+// Device memory starts as NaN and ends at a page that cannot be touched. It can be exported to other processes of this user.
+// An operation that would touch memory after it was freed or closed ends the process, and so does a cudaFree of memory that
+// another process has open. When the exporter of memory dies, that memory becomes NaN.
+//
+// The environment:
+//   DMUON_FAKE_CUDA_DEVICES       how many devices, or a list of their kinds: "gpu,gpu,mig"; default 1; 0: there is none
+//   CUDA_VISIBLE_DEVICES          as CUDA reads it: ordinals or the start of an id, "GPU-..." or "MIG-..."
+//   DMUON_FAKE_CUDA_MEMORY        bytes of each device that this process may have; default 4 GiB
+//   DMUON_FAKE_CUDA_PEERS         "none": no device can read another's memory
+//   DMUON_FAKE_CUDA_COMPUTE_MODE  "exclusive": one process a device; "prohibited": none
+//   DMUON_FAKE_CUDA_NODE          a name: processes with the same one share the devices that are exclusive
+//   DMUON_FAKE_CUDA_IPC           "none": memory cannot be exported, as under WSL
+//   DMUON_FAKE_CUDA_FAULTS        see fault_script.h
+//   DMUON_FAKE_CUDA_REPORT        a path: at its end each process writes PATH.PID, a JSON of its calls, counters and leaks
+//   DMUON_FAKE_CUDA_LEAKS         "fail": what is not given back at the end is printed, and the process ends with 99
+//   DMUON_FAKE_ANY_MEMORY         the host's memory passes for the device's: scripts whose tensors torch allocates can be
+//                                 rehearsed without a GPU
 #ifndef DMUON_TESTS_FAKES_FAKE_CUDART_H_
 #define DMUON_TESTS_FAKES_FAKE_CUDART_H_
 
@@ -22,16 +39,35 @@ struct FakeCudaCounters {
   uint64_t launches;                 // kernels, products and graphs
   uint64_t waits;  // times that the host waited, also inside a copy to pageable memory
   uint64_t default_stream_uses;
+  uint64_t imports;  // mappings of other processes' memory that are open now
+  uint64_t imports_opened, imports_closed;
 };
 
 extern "C" {
 FakeCudaCounters fake_cuda_counters();
-// The nth call from now (1: the next) of this function answers `error` and does nothing. nth = 0 takes it back.
+// Calls of this library function so far.
+uint64_t fake_cuda_calls(const char* function);
+// Adds rules (fault_script.h), whose calls count from now.
+void fake_cuda_script(const char* script);
+// The nth call from now (1: the next) of this function answers `error` and does nothing. nth = 0 takes back all of them.
 void fake_cuda_fail(const char* function, int nth, cudaError_t error);
-// For the other stand-ins. `operation` runs when its turn comes.
-void fake_cuda_enqueue(cudaStream_t stream, const std::function<void()>& operation);
+// What is not given back, a line each; empty when nothing is. At most `bytes` with the end; returns the full length.
+size_t fake_cuda_leaks(char* text, size_t bytes);
+
+// For the other stand-ins. Counts and obeys the script for a function of theirs; returns the code to answer, 0 to go on.
+int fake_cuda_enter(const char* function);
+// `operation` runs when its turn comes. False: no such stream.
+bool fake_cuda_enqueue(cudaStream_t stream, const std::function<void()>& operation);
+// The same, no sooner than `ready` is true. It is asked under the stand-in's lock, and again after each fake_cuda_notify.
+bool fake_cuda_enqueue_when(cudaStream_t stream, const std::function<bool()>& ready,
+                            const std::function<void()>& operation);
+void fake_cuda_notify();
+// The device that a stream belongs to, -1 when there is no such stream; null: the current one.
+int fake_cuda_stream_device(cudaStream_t stream);
 // Whether [memory, memory + bytes) lies in one living device allocation.
 bool fake_cuda_owns(const void* memory, size_t bytes);
+// Whether it is memory of another process.
+bool fake_cuda_imported(const void* memory);
 }
 
 #endif  // DMUON_TESTS_FAKES_FAKE_CUDART_H_
