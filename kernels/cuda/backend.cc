@@ -8,6 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/cuda/buffer.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/import.h"
 #include "kernels/cuda/status.h"
 #include "kernels/cuda/stream.h"
 
@@ -18,7 +20,12 @@ using kernels::Stream;
 
 constexpr int kLeastMajor = 8;  // the oldest architecture that this library has code for
 
-StreamState& Of(Stream stream) { return *static_cast<StreamState*>(stream.handle); }
+// The stream, on the thread that will use it: kernels go to the thread's device.
+StreamState& Of(Stream stream) {
+  StreamState& state = *static_cast<StreamState*>(stream.handle);
+  state.Select();
+  return state;
+}
 
 Element ToElement(Dtype dtype) {
   switch (dtype) {
@@ -49,16 +56,65 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(int device) {
   RETURN_IF_ERROR(
       ToStatus(cudaFree(nullptr), absl::StrCat("opening ", properties.name)));  // makes the context
   ASSIGN_OR_RETURN(std::unique_ptr<LtContext> context, LtContext::Create(device));
-  int driver = 0;
-  int runtime = 0;
-  (void)cudaDriverGetVersion(&driver);
-  (void)cudaRuntimeGetVersion(&runtime);
-  std::string description =
-      absl::StrCat("cuda: ", properties.name, " (sm_", properties.major, properties.minor,
-                   "), driver ", driver / 1000, ".", driver % 1000 / 10, ", runtime ",
-                   runtime / 1000, ".", runtime % 1000 / 10, ", cuBLASLt ", cublasLtGetVersion());
+  kernels::DeviceVersions v;
+  (void)cudaDriverGetVersion(&v.driver);
+  (void)cudaRuntimeGetVersion(&v.runtime);
+  std::string name =
+      DeviceName(reinterpret_cast<const unsigned char*>(properties.uuid.bytes), properties.name);
+  std::string description = absl::StrCat(
+      "cuda: ", properties.name, " (sm_", properties.major, properties.minor, "), driver ",
+      v.driver / 1000, ".", v.driver % 1000 / 10, ", runtime ", v.runtime / 1000, ".",
+      v.runtime % 1000 / 10, ", cuBLASLt ", cublasLtGetVersion());
   return std::unique_ptr<CudaBackend>(
-      new CudaBackend(device, std::move(description), std::move(context)));
+      new CudaBackend(device, std::move(name), v, std::move(description), std::move(context)));
+}
+
+absl::StatusOr<kernels::Backend*> CudaBackend::OnDevice(absl::string_view device) {
+  if (device.empty()) {
+    return absl::InvalidArgumentError(
+        "gpu_uuid: expected the trainer's GPU, as this daemon computes on GPUs; given none");
+  }
+  ASSIGN_OR_RETURN(const int ordinal, OrdinalOf(device));
+  RETURN_IF_ERROR(CheckShareable(ordinal));
+  if (ordinal == device_) return this;
+  absl::MutexLock lock(&others_mu_);
+  std::unique_ptr<CudaBackend>& other = others_[ordinal];
+  if (other == nullptr) {
+    ASSIGN_OR_RETURN(other, Create(ordinal));
+  }
+  return other.get();
+}
+
+absl::Status CudaBackend::EnableAccess(const Backend& other) {
+  ASSIGN_OR_RETURN(const int ordinal, OrdinalOf(other.device()));
+  if (ordinal == device_) return absl::OkStatus();
+  int can = 0;
+  RETURN_IF_ERROR(ToStatus(cudaDeviceCanAccessPeer(&can, device_, ordinal), "asking for peers"));
+  if (can == 0) {
+    return absl::UnimplementedError(absl::StrCat(
+        "slots on ", name_, " and ", other.device(),
+        ", which cannot read each other's memory: NCCL between them is not built yet"));
+  }
+  RETURN_IF_ERROR(ToStatus(cudaSetDevice(device_), "selecting the device"));
+  const cudaError_t enabled = cudaDeviceEnablePeerAccess(ordinal, 0);
+  if (enabled == cudaErrorPeerAccessAlreadyEnabled) {
+    (void)cudaGetLastError();
+    return absl::OkStatus();
+  }
+  return ToStatus(enabled, absl::StrCat("opening ", other.device(), " to ", name_));
+}
+
+absl::StatusOr<std::unique_ptr<kernels::ImportedMemory>> CudaBackend::Import(
+    const kernels::MemoryHandle& handle) {
+  return ImportMemory(device_, name_, versions_, handle);
+}
+
+std::optional<uint64_t> CudaBackend::available_bytes() const {
+  size_t free = 0;
+  size_t total = 0;
+  if (cudaSetDevice(device_) != cudaSuccess || cudaMemGetInfo(&free, &total) != cudaSuccess)
+    return std::nullopt;
+  return free;
 }
 
 absl::StatusOr<void*> CudaBackend::Allocate(size_t bytes) {
@@ -78,6 +134,12 @@ absl::StatusOr<Stream> CudaBackend::CreateStream() {
 void CudaBackend::DestroyStream(Stream stream) { delete static_cast<StreamState*>(stream.handle); }
 
 absl::Status CudaBackend::Synchronize(Stream stream) { return Of(stream).Synchronize(); }
+
+uint64_t CudaBackend::Mark(Stream stream) { return Of(stream).Mark(); }
+
+absl::StatusOr<bool> CudaBackend::Reached(Stream stream, uint64_t mark) {
+  return Of(stream).Reached(mark);
+}
 
 void CudaBackend::CopyToHost(Stream stream, void* host, const void* device, size_t bytes) {
   Of(stream).CopyToHost(host, device, bytes);

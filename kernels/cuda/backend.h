@@ -2,7 +2,9 @@
 #ifndef DMUON_KERNELS_CUDA_BACKEND_H_
 #define DMUON_KERNELS_CUDA_BACKEND_H_
 
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -26,6 +28,8 @@ class CudaBackend : public kernels::Backend {
   absl::StatusOr<kernels::Stream> CreateStream() override;
   void DestroyStream(kernels::Stream stream) override;
   absl::Status Synchronize(kernels::Stream stream) override;
+  uint64_t Mark(kernels::Stream stream) override;
+  absl::StatusOr<bool> Reached(kernels::Stream stream, uint64_t mark) override;
   void CopyToHost(kernels::Stream stream, void* host, const void* device, size_t bytes) override;
   void CopyFromHost(kernels::Stream stream, void* device, const void* host, size_t bytes) override;
 
@@ -36,6 +40,15 @@ class CudaBackend : public kernels::Backend {
   void Publish(kernels::Stream stream, const float* from, Dtype dtype, void* to,
                int64_t count) override;
 
+  bool shares_by_handle() const override { return true; }
+  std::string device() const override { return name_; }
+  kernels::DeviceVersions versions() const override { return versions_; }
+  absl::StatusOr<Backend*> OnDevice(absl::string_view device) override;
+  absl::Status EnableAccess(const Backend& other) override;
+  absl::StatusOr<std::unique_ptr<kernels::ImportedMemory>> Import(
+      const kernels::MemoryHandle& handle) override;
+  std::optional<uint64_t> available_bytes() const override;
+
   absl::StatusOr<std::unique_ptr<kernels::NewtonSchulz>> MakeNewtonSchulz(
       const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols) override;
   // The same with choices forced. For measurements, which reach it through a loaded library: hence virtual.
@@ -44,13 +57,22 @@ class CudaBackend : public kernels::Backend {
       int64_t cols);
 
  private:
-  CudaBackend(int device, std::string description, std::unique_ptr<LtContext> context)
-      : device_(device), description_(std::move(description)), context_(std::move(context)) {}
+  CudaBackend(int device, std::string name, kernels::DeviceVersions versions,
+              std::string description, std::unique_ptr<LtContext> context)
+      : device_(device),
+        name_(std::move(name)),
+        versions_(versions),
+        description_(std::move(description)),
+        context_(std::move(context)) {}
 
   const int device_;
+  const std::string name_;
+  const kernels::DeviceVersions versions_;
   const std::string description_;
   const std::unique_ptr<LtContext> context_;
   CutRecord cuts_;
+  absl::Mutex others_mu_;
+  std::map<int, std::unique_ptr<CudaBackend>> others_ ABSL_GUARDED_BY(others_mu_);  // by ordinal
   absl::Mutex planning_;  // one plan at a time: measurements would disturb each other
 };
 

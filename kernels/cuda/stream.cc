@@ -35,6 +35,10 @@ absl::StatusOr<std::unique_ptr<StreamState>> StreamState::Create(int device) {
                            "allocating page-locked memory"));
   state->staging_ = static_cast<char*>(staging);
   state->deliveries_.reserve(kMostDeliveries);
+  for (cudaEvent_t& event : state->events_) {
+    RETURN_IF_ERROR(
+        ToStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event"));
+  }
   return state;
 }
 
@@ -43,6 +47,9 @@ StreamState::~StreamState() {
   if (stream_ != nullptr) {
     (void)cudaStreamSynchronize(stream_);
     if (error == cudaSuccess) error = cudaStreamDestroy(stream_);
+  }
+  for (cudaEvent_t event : events_) {
+    if (event != nullptr && error == cudaSuccess) error = cudaEventDestroy(event);
   }
   if (staging_ != nullptr && error == cudaSuccess) error = cudaFreeHost(staging_);
   if (error != cudaSuccess && error != cudaErrorCudartUnloading) {
@@ -82,8 +89,34 @@ void StreamState::CopyFromHost(void* device, const void* host, size_t bytes) {
        "copying from the host");
 }
 
+void StreamState::Select() {
+  int current = -1;
+  if (cudaGetDevice(&current) == cudaSuccess && current == device_) return;
+  Note(cudaSetDevice(device_), "selecting the device");
+}
+
+uint64_t StreamState::Mark() {
+  if (marked_ - reached_ < kMarks) ++marked_;
+  Note(cudaEventRecord(events_[marked_ % kMarks], stream_), "marking the stream");
+  return marked_;
+}
+
+absl::StatusOr<bool> StreamState::Reached(uint64_t mark) {
+  if (!first_failure_.ok()) return first_failure_;
+  while (reached_ < mark) {
+    const cudaError_t passed = cudaEventQuery(events_[(reached_ + 1) % kMarks]);
+    if (passed == cudaErrorNotReady) return false;
+    Note(passed, "asking for a mark");
+    if (!first_failure_.ok()) return first_failure_;
+    ++reached_;
+  }
+  return true;
+}
+
 absl::Status StreamState::Synchronize() {
-  Note(cudaStreamSynchronize(stream_), "waiting for the stream");
+  const cudaError_t waited = cudaStreamSynchronize(stream_);
+  Note(waited, "waiting for the stream");
+  if (waited == cudaSuccess) reached_ = marked_;
   if (first_failure_.ok()) {
     for (const Delivery& d : deliveries_) std::memcpy(d.host, d.staged, d.bytes);
   }

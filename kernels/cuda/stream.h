@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <vector>
@@ -36,6 +37,13 @@ class StreamState {
   void CopyToHost(void* host, const void* device, size_t bytes);
   void CopyFromHost(void* device, const void* host, size_t bytes);
 
+  // As Backend::Mark and Backend::Reached. A failure stays for Synchronize to return.
+  uint64_t Mark();
+  absl::StatusOr<bool> Reached(uint64_t mark);
+
+  // Makes the stream's device the calling thread's.
+  void Select();
+
   // Waits, hands out what CopyToHost promised, and returns and forgets the first failure since the last call.
   absl::Status Synchronize();
 
@@ -44,6 +52,7 @@ class StreamState {
   // `bytes` of page-locked memory until the next Synchronize; null when it is used up.
   char* Stage(size_t bytes);
 
+  static constexpr uint64_t kMarks = 64;
   struct Delivery {
     void* host;
     const char* staged;
@@ -58,6 +67,10 @@ class StreamState {
   size_t staged_ = 0;
   std::vector<Delivery> deliveries_;  // capacity reserved; never grows
   absl::Status first_failure_;
+  // Mark m waits in event m % kMarks. When all are under way, the last event moves on and stands for several.
+  std::array<cudaEvent_t, kMarks> events_ = {};
+  uint64_t marked_ = 0;   // the last one that an event stands for
+  uint64_t reached_ = 0;  // and the last one that was passed
 };
 
 }  // namespace dmuon::cuda
