@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
 
 namespace dmuon::client {
 namespace {
@@ -25,6 +26,7 @@ absl::StatusOr<uint32_t> Unsigned(int64_t value, absl::string_view what) {
 }
 
 absl::Status Fill(const Parameter& from, v1::Parameter& to) {
+  RETURN_IF_ERROR(CheckUtf8("name of a parameter", from.name));
   to.set_name(from.name);
   for (int64_t dimension : from.shape) {
     if (dimension < 0) {
@@ -71,6 +73,7 @@ absl::Status Fill(const NewtonSchulzOptions& from, v1::NewtonSchulz& to) {
 
 absl::StatusOr<v1::OpenSessionRequest> ToProto(const OpenOptions& options) {
   v1::OpenSessionRequest request;
+  RETURN_IF_ERROR(CheckUtf8("job", options.job));
   request.set_job(options.job);
   ASSIGN_OR_RETURN(const uint32_t rank, Unsigned(options.rank, "rank"));
   request.set_rank(rank);
@@ -81,9 +84,11 @@ absl::StatusOr<v1::OpenSessionRequest> ToProto(const OpenOptions& options) {
   request.mutable_mesh()->set_shard(shard);
   request.mutable_mesh()->set_tp(tp);
   request.set_restart_count(options.restart_count);
+  RETURN_IF_ERROR(CheckUtf8("coordinator", options.coordinator));
   request.set_coordinator(options.coordinator);
   request.set_reshard_after_forward(options.reshard_after_forward);
   for (const Boundary& boundary : options.boundaries) {
+    RETURN_IF_ERROR(CheckUtf8("name of a boundary", boundary.name));
     v1::Boundary* added = request.add_boundaries();
     added->set_name(boundary.name);
     added->set_exclusive_window(boundary.exclusive_window);
@@ -98,6 +103,7 @@ absl::StatusOr<v1::OpenSessionRequest> ToProto(const OpenOptions& options) {
 absl::StatusOr<v1::ConfigureGroupsRequest> ToProto(const OptimizerOptions& options) {
   v1::ConfigureGroupsRequest request;
   for (const Group& group : options.groups) {
+    RETURN_IF_ERROR(CheckUtf8("name of a group", group.name));
     v1::Group* added = request.add_groups();
     added->set_name(group.name);
     added->set_route(static_cast<v1::Route>(group.route));

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
 #include "client/ctl/admin.h"
 #include "client/ctl/views.h"
 
@@ -38,6 +39,7 @@ absl::Status Steps(Admin& admin, const Invocation& invocation) {
 }  // namespace
 
 absl::Status Run(const Invocation& invocation) {
+  RETURN_IF_ERROR(CheckUtf8("NAME", invocation.session));
   ASSIGN_OR_RETURN(auto admin, Admin::Connect(invocation.endpoint, invocation.timeout));
   if (invocation.verb == "status") {
     ASSIGN_OR_RETURN(const auto answer, admin->Info());

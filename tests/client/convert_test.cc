@@ -53,6 +53,23 @@ TEST(Convert, NegativeNumbersAreRefusedByName) {
   EXPECT_EQ(ToProto(options).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST(Convert, ANameThatIsNotUtf8IsRefusedByWhatItNames) {
+  const auto error = [](auto change) {
+    OpenOptions options = Options();
+    change(options);
+    const auto status = ToProto(options).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  EXPECT_EQ(error([](auto& o) { o.job = "a\xff"; }), "job: expected UTF-8, given 'a\\xff'");
+  EXPECT_THAT(error([](auto& o) { o.parameters[1].name = "\xff"; }), HasSubstr("parameter"));
+  EXPECT_THAT(error([](auto& o) { o.boundaries[1].name = "\xff"; }), HasSubstr("boundary"));
+  EXPECT_THAT(error([](auto& o) { o.coordinator = "\xff"; }), HasSubstr("coordinator"));
+  OptimizerOptions optimizer;
+  optimizer.groups = {{"\xff", Route::kMuon}};
+  EXPECT_EQ(ToProto(optimizer).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST(Convert, NewtonSchulzKeepsGivenApartFromDerivedRestarts) {
   OptimizerOptions options;
   options.groups = {{"all", Route::kMuon}};

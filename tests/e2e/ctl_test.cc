@@ -127,6 +127,7 @@ TEST_F(Ctl, CtrlCIsHeardWhileStepsPourIn) {
 TEST_F(Ctl, ExitCodesAreTheDocumentedOnes) {
   EXPECT_EQ(Code({"session", "nobody"}), 8);
   EXPECT_EQ(Code({"steps", "nobody"}), 8);
+  EXPECT_EQ(Code({"steps", "a\xff"}), 3);
   EXPECT_EQ(Code({"no-such-verb"}), 64);
   EXPECT_EQ(Code({"session"}), 64);
   EXPECT_EQ(Code({"status", "-o", "xml"}), 64);
