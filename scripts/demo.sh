@@ -55,7 +55,9 @@ start_daemon() {
 train() { # OPTIMIZER [arguments]
   local optimizer=$1
   shift
-  python -m torch.distributed.run --standalone --nproc-per-node 2 "$ROOT/python_client/examples/train_lm.py" \
+  # What --standalone means, but for the name "localhost", which a bare container may not know.
+  python -m torch.distributed.run --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1 \
+    --nproc-per-node 2 "$ROOT/python_client/examples/train_lm.py" \
     --optimizer "$optimizer" --steps "$STEPS" --results "$WORK/$optimizer.json" "$@" &
   TRAINER=$!
   local code=0

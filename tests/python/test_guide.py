@@ -42,7 +42,10 @@ runpy.run_path({str(GUIDE)!r})
 def run(daemon, world_size, script):
     environment = {**os.environ, "DMUON_ENDPOINT": daemon.endpoint}
     result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}", str(script)],
+        [
+            sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0",
+            "--local-addr=127.0.0.1", f"--nproc-per-node={world_size}", str(script),
+        ],
         env=environment, capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
