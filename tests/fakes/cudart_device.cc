@@ -291,7 +291,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 cudaError_t cudaDeviceSynchronize() {
   ENTER("cudaDeviceSynchronize");
-  RunAll(call.lock());
+  RunAll(call.lock(), t_device);
   return Answer(W().sticky);
 }
 

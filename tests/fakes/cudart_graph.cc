@@ -17,6 +17,7 @@ void Replay(const std::vector<NodePtr>& nodes, CUstream_st* stream) {
     copy->task = node->task;
     copy->words = node->words;
     copy->device = node->device;
+    copy->copies = node->copies;
     for (const NodePtr& after : node->after) copy->after.push_back(copies.at(after.get()));
     if (copy->after.empty() && before != nullptr) copy->after.push_back(before);
     copies[node.get()] = copy;

@@ -153,6 +153,7 @@ static cudaError_t Free(void* memory, bool device) {
       IsDevice(at->second.kind) != device) {
     return cudaErrorInvalidValue;
   }
+  RefusePending("freeing", at->first, at->second.bytes);
   if (device) {
     RefuseImported(at->second);
     at->second.header->freed = true;
@@ -162,6 +163,12 @@ static cudaError_t Free(void* memory, bool device) {
 }
 
 namespace {
+
+// The device to wait for before memory goes.
+int Home(const void* memory) {
+  const auto at = Find(memory);
+  return at != W().memory.end() ? at->second.device : t_device;
+}
 
 struct Copy {
   void* to;
@@ -191,9 +198,8 @@ cudaError_t EnqueueCopy(Call& call, const Copy& c, cudaMemcpyKind kind, CUstream
     return cudaSuccess;
   }
   Node& node = Enqueue(stream, copy);
-  // Copy engines cross devices by themselves; only what is freed too soon matters.
   node.words = words;
-  node.device = -1;
+  node.copies = true;
   if (kind == cudaMemcpyDeviceToHost && !pinned && stream->capture == nullptr)
     RunUntil(call.lock(), stream->last);
   return W().sticky;
@@ -216,13 +222,13 @@ cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t) {
 }
 cudaError_t cudaFreeAsync(void* memory, cudaStream_t) {
   ENTER("cudaFreeAsync");
-  RunAll(call.lock());
+  RunAll(call.lock(), Home(memory));
   return Answer(Free(memory, true));
 }
 cudaError_t cudaFree(void* memory) {
   ENTER("cudaFree");
   if (memory == nullptr) return cudaSuccess;
-  RunAll(call.lock());
+  RunAll(call.lock(), Home(memory));
   return Answer(Free(memory, true));
 }
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
@@ -234,7 +240,7 @@ cudaError_t cudaMallocHost(void** memory, size_t bytes) {
 }
 cudaError_t cudaFreeHost(void* memory) {
   ENTER("cudaFreeHost");
-  RunAll(call.lock());
+  RunAll(call.lock(), Home(memory));
   return Answer(Free(memory, false));
 }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {

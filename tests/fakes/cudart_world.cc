@@ -83,7 +83,7 @@ bool Ready(const Node& node) {
 
 // A kernel that touches what its device cannot reach fails as a whole, and the device with it.
 bool Reaches(const Node& node) {
-  if (node.device < 0) return true;
+  if (node.copies) return true;
   for (const uintptr_t word : node.words) {
     const auto at = Find(reinterpret_cast<const void*>(word));
     if (at == W().memory.end() || at->second.kind == Memory::Kind::kHost) continue;
@@ -148,9 +148,13 @@ void RunUntil(std::unique_lock<std::mutex>& lock, const NodePtr& target) {
   RunWhile(lock, [&] { return target == nullptr || target->done; });
 }
 
-void RunAll(std::unique_lock<std::mutex>& lock) {
+void RunAll(std::unique_lock<std::mutex>& lock, int device) {
   ++W().counters.waits;
-  RunWhile(lock, [] { return W().pending.empty(); });
+  RunWhile(lock, [device] {
+    const std::vector<NodePtr>& pending = W().pending;
+    return std::none_of(pending.begin(), pending.end(),
+                        [&](const NodePtr& n) { return n->device == device; });
+  });
 }
 
 }  // namespace dmuon_fakes
@@ -196,6 +200,11 @@ bool fake_cuda_enqueue_when(cudaStream_t stream, const std::function<bool()>& re
   if (real == nullptr) return false;
   Enqueue(real, operation).ready = ready;
   return true;
+}
+
+void fake_cuda_step() {
+  std::lock_guard lock(W().mutex);
+  RunOne();
 }
 
 void fake_cuda_notify() { W().progress.notify_all(); }

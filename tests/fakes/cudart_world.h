@@ -26,7 +26,8 @@ struct Node {
   std::vector<std::shared_ptr<Node>> after;
   std::function<bool()> ready;
   std::vector<uintptr_t> words;  // what may be an address among its arguments
-  int device = 0;                // -1: a copy, which reaches every device
+  int device = 0;
+  bool copies = false;  // by an engine, which reaches every device
   bool done = false;
 };
 using NodePtr = std::shared_ptr<Node>;
@@ -141,7 +142,8 @@ Node& Enqueue(CUstream_st* stream, Task task, std::vector<uintptr_t> words = {})
 // Runs operations, in any order that is allowed, until `target` is done. Lets the lock go where only another process or
 // thread can help.
 void RunUntil(std::unique_lock<std::mutex>& lock, const NodePtr& target);
-void RunAll(std::unique_lock<std::mutex>& lock);
+// The same for all that waits on a device.
+void RunAll(std::unique_lock<std::mutex>& lock, int device);
 void RunOne();
 
 MemoryMap::iterator Find(const void* memory);

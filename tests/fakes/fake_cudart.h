@@ -62,6 +62,8 @@ bool fake_cuda_enqueue(cudaStream_t stream, const std::function<void()>& operati
 bool fake_cuda_enqueue_when(cudaStream_t stream, const std::function<bool()>& ready,
                             const std::function<void()>& operation);
 void fake_cuda_notify();
+// Runs one operation, if one may run: for a stand-in whose device works on by itself.
+void fake_cuda_step();
 // The device that a stream belongs to, -1 when there is no such stream; null: the current one.
 int fake_cuda_stream_device(cudaStream_t stream);
 // Whether [memory, memory + bytes) lies in one living device allocation.
