@@ -63,6 +63,7 @@ grpc::Status AdminService::GetInfo(grpc::ServerContext*, const v1::GetInfoReques
   response->set_sessions(static_cast<uint32_t>(table_.size()));
   response->set_draining(table_.draining());
   response->set_socket_dir(info_.socket_dir);
+  response->set_costs(info_.costs);
   return grpc::Status::OK;
 }
 

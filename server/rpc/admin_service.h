@@ -24,6 +24,7 @@ struct DaemonInfo {
   std::string kernel;
   int threads = 0;
   std::string socket_dir;
+  std::string costs;  // what placement and forms go by, and why
 };
 
 class AdminService final : public v1::Admin::Service {

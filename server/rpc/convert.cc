@@ -1,5 +1,6 @@
 #include "server/rpc/convert.h"
 
+#include <algorithm>
 #include <climits>
 #include <cmath>
 #include <limits>
@@ -221,23 +222,36 @@ absl::StatusOr<OptimizerSpec> FromProto(const v1::ConfigureGroupsRequest& reques
   spec.nesterov = request.nesterov();
   ASSIGN_OR_RETURN(spec.adjust_lr, Enum<AdjustLr>("adjust_lr", request.adjust_lr()));
   ASSIGN_OR_RETURN(spec.nonfinite, Enum<Nonfinite>("nonfinite", request.nonfinite()));
+  spec.device = request.gpu_uuid();
   return spec;
 }
 
-absl::StatusOr<std::vector<Buffer>> FromProto(const v1::RegisterBuffersRequest& request) {
-  std::vector<Buffer> buffers;
+absl::StatusOr<Registration> FromProto(const v1::RegisterBuffersRequest& request) {
+  Registration registration;
   for (const v1::Buffer& message : request.buffers()) {
-    Buffer& buffer = buffers.emplace_back();
+    Buffer& buffer = registration.buffers.emplace_back();
     ASSIGN_OR_RETURN(buffer.kind, Enum<wire::ArenaKind>("buffer.kind", message.kind()));
-    if (!message.ipc_handle().empty() || !message.gpu_uuid().empty()) {
-      return absl::UnimplementedError(
-          "buffer.ipc_handle: device memory is not built yet; map the arenas of the "
-          "attach socket");
-    }
     buffer.offset = message.offset();
     buffer.size = message.size();
+    buffer.ipc_handle = message.ipc_handle();
+    buffer.device = message.gpu_uuid();
   }
-  return buffers;
+  constexpr uint32_t kMost = INT_MAX;
+  registration.versions = {.driver = static_cast<int>(std::min(request.driver_version(), kMost)),
+                           .runtime = static_cast<int>(std::min(request.runtime_version(), kMost))};
+  return registration;
+}
+
+v1::RegisterBuffersResponse ToProto(const Registered& registered) {
+  v1::RegisterBuffersResponse response;
+  response.set_step(registered.step);
+  for (const Probe& probe : registered.probes) {
+    v1::Probe& message = *response.add_probes();
+    message.set_kind(static_cast<v1::BufferKind>(probe.kind));
+    message.set_offset(probe.offset);
+    message.set_size(probe.size);
+  }
+  return response;
 }
 
 v1::OpenSessionResponse ToProto(const Opened& opened, const ParameterTable& table) {
@@ -248,6 +262,7 @@ v1::OpenSessionResponse ToProto(const Opened& opened, const ParameterTable& tabl
   response.mutable_loads()->Assign(opened.placement.load.begin(), opened.placement.load.end());
   response.set_imbalance(opened.placement.imbalance);
   response.set_lower_bound(opened.placement.lower_bound);
+  response.set_arenas_by_handle(opened.arenas_by_handle);
   return response;
 }
 
@@ -319,6 +334,7 @@ v1::DescribeSessionResponse ToProto(const SessionDescription& session) {
   AddPlacement(session.placement, session.table, response.mutable_placement());
   response.mutable_loads()->Assign(session.placement.load.begin(), session.placement.load.end());
   response.set_lower_bound(session.placement.lower_bound);
+  response.set_costs_measured(session.placement.measured);
   for (const AttachmentStatus& a : session.attachments) {
     v1::AttachmentInfo& info = *response.add_attachments();
     info.set_rank(static_cast<uint32_t>(a.rank));

@@ -19,10 +19,11 @@ absl::StatusOr<int> Rank(uint32_t rank);
 absl::StatusOr<StateKind> FromProto(v1::StateKind kind);
 absl::StatusOr<OpenSpec> FromProto(const v1::OpenSessionRequest& request);
 absl::StatusOr<OptimizerSpec> FromProto(const v1::ConfigureGroupsRequest& request);
-absl::StatusOr<std::vector<Buffer>> FromProto(const v1::RegisterBuffersRequest& request);
+absl::StatusOr<Registration> FromProto(const v1::RegisterBuffersRequest& request);
 
 v1::OpenSessionResponse ToProto(const Opened& opened, const ParameterTable& table);
 v1::ConfigureGroupsResponse ToProto(const Configured& configured);
+v1::RegisterBuffersResponse ToProto(const Registered& registered);
 v1::StepRecord ToProto(const StepReport& report, const std::string& session);
 v1::SessionSummary Summary(const SessionDescription& session);
 v1::DescribeSessionResponse ToProto(const SessionDescription& session);

@@ -108,9 +108,24 @@ grpc::Status TrainerService::RegisterBuffers(grpc::ServerContext* context,
                                              v1::RegisterBuffersResponse* response) {
   return As(*context, [&](const server::Trainer& trainer) -> absl::Status {
     ASSIGN_OR_RETURN(const int rank, Rank(request->rank()));
-    ASSIGN_OR_RETURN(const std::vector<Buffer> buffers, FromProto(*request));
-    ASSIGN_OR_RETURN(const uint64_t step,
-                     table_.Register(trainer, SessionId(request->session_id()), rank, buffers));
+    ASSIGN_OR_RETURN(const Registration registration, FromProto(*request));
+    ASSIGN_OR_RETURN(
+        const Registered registered,
+        table_.Register(trainer, SessionId(request->session_id()), rank, registration));
+    *response = ToProto(registered);
+    return absl::OkStatus();
+  });
+}
+
+grpc::Status TrainerService::ConfirmBuffers(grpc::ServerContext* context,
+                                            const v1::ConfirmBuffersRequest* request,
+                                            v1::ConfirmBuffersResponse* response) {
+  return As(*context, [&](const server::Trainer& trainer) -> absl::Status {
+    ASSIGN_OR_RETURN(const int rank, Rank(request->rank()));
+    ASSIGN_OR_RETURN(
+        const uint64_t step,
+        table_.Confirm(trainer, SessionId(request->session_id()), rank,
+                       std::vector<std::string>(request->found().begin(), request->found().end())));
     response->set_step(step);
     return absl::OkStatus();
   });

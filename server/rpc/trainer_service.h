@@ -35,6 +35,9 @@ class TrainerService final : public v1::Trainer::Service {
   grpc::Status RegisterBuffers(grpc::ServerContext* context,
                                const v1::RegisterBuffersRequest* request,
                                v1::RegisterBuffersResponse* response) override;
+  grpc::Status ConfirmBuffers(grpc::ServerContext* context,
+                              const v1::ConfirmBuffersRequest* request,
+                              v1::ConfirmBuffersResponse* response) override;
   grpc::Status Step(grpc::ServerContext* context, const v1::StepRequest* request,
                     v1::StepResponse* response) override;
   grpc::Status GetStepResult(grpc::ServerContext* context, const v1::GetStepResultRequest* request,

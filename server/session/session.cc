@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <map>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -51,11 +52,14 @@ std::string FirstDifference(const ParameterTable& table, const OptimizerSpec& a,
 }  // namespace
 
 Session::Session(SessionId id, uid_t uid, const OpenSpec& first, kernels::Backend& backend,
-                 Limits limits, std::shared_ptr<const kernels::CostTable> costs)
+                 Reaper& reaper, Limits limits, std::shared_ptr<const kernels::CostTable> costs)
     : id_(id),
       uid_(uid),
       limits_(limits),
       reshard_after_forward_(first.reshard_after_forward),
+      backend_(backend),
+      reaper_(reaper),
+      by_handle_(backend.shares_by_handle()),
       formation_timeout_(EffectiveTimeout(first.formation_timeout, limits.formation_timeout)),
       costs_(std::move(costs)),
       placement_(Place(first.table, first.mesh, Costs(first.table, {.costs = costs_}))),
@@ -76,6 +80,11 @@ Session::Session(SessionId id, uid_t uid, const OpenSpec& first, kernels::Backen
 Session::~Session() {
   // All workers are told before any is waited for: they may be waiting for each other.
   for (const auto& worker : workers_) worker->Stop();
+  workers_.clear();
+  for (int r = 0; r < static_cast<int>(ranks_.size()); ++r) {
+    absl::MutexLock lock(&mu_);
+    CloseArenas(r);
+  }
 }
 
 // ---- the collective calls ----------------------------------------------------------------------------------------
@@ -168,7 +177,7 @@ absl::StatusOr<Opened> Session::Open(const Trainer& trainer, const OpenSpec& spe
          {"parameters", context_.table.parameters.size()},
          {"imbalance", placement_.imbalance}});
   }
-  return Opened{id_, context_.table_digest, placement_};
+  return Opened{id_, context_.table_digest, placement_, by_handle_};
 }
 
 absl::Status Session::CheckRank(const Trainer& trainer, int rank) const {
@@ -210,9 +219,40 @@ absl::Status Session::CheckOptimizer(const OptimizerSpec& spec) const {
   return kernels::Validate(spec.newton_schulz);
 }
 
+// Slots read each other's arenas and weights.
+absl::Status Session::ConnectDevices() {
+  for (kernels::Backend* one : context_.backends) {
+    for (kernels::Backend* other : context_.backends) {
+      if (one != other) RETURN_IF_ERROR(one->EnableAccess(*other));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Each device on its own; the machine's memory where slots work in that.
+absl::Status Session::CheckAvailable(const std::vector<std::unique_ptr<Worker>>& workers) const {
+  std::map<kernels::Backend*, uint64_t> needed;
+  for (size_t s = 0; s < workers.size(); ++s) {
+    const SlotMemory m = workers[s]->memory();
+    needed[context_.backends[s]] +=
+        m.grad_bytes + m.weight_bytes + m.state_bytes + m.workspace_bytes;
+  }
+  for (const auto& [backend, bytes] : needed) {
+    const uint64_t available = backend->available_bytes().value_or(AvailableMemory());
+    if (bytes <= available) continue;
+    const auto slots = std::count(context_.backends.begin(), context_.backends.end(), backend);
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "session '%s': needs %d bytes (arenas, state and workspace of %d slots), %s has %d "
+        "available",
+        name(), bytes, slots, by_handle_ ? backend->device() : "the machine", available));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Configured> Session::Configure(const Trainer& trainer, int rank,
                                               OptimizerSpec spec) {
   const absl::Status valid = CheckOptimizer(spec);
+  const absl::StatusOr<kernels::Backend*> backend = backend_.OnDevice(spec.device);
   absl::MutexLock lock(&mu_);
   RETURN_IF_ERROR(CheckRank(trainer, rank));
   if (state_ != SessionState::kOpen) {
@@ -220,6 +260,10 @@ absl::StatusOr<Configured> Session::Configure(const Trainer& trainer, int rank,
         absl::StrFormat("session '%s': it is configured already", name()));
   }
   RETURN_IF_ERROR(valid);
+  if (!backend.ok()) {
+    return Annotate(backend.status(), absl::StrFormat("session '%s': rank %d", name(), rank));
+  }
+  ranks_[rank].backend = *backend;
   if (!spec_.has_value()) {
     spec_ = std::move(spec);
     spec_rank_ = rank;
@@ -239,8 +283,10 @@ absl::Status Session::BuildSlots() {
     absl::MutexLock lock(&mu_);
     context_.optimizer = *spec_;
     context_.optimizer.newton_schulz.costs = costs_;
+    for (size_t r = 0; r < ranks_.size(); ++r) context_.backends[r] = ranks_[r].backend;
     Weigh(placement_, Costs(context_.table, context_.optimizer.newton_schulz));
   }
+  RETURN_IF_ERROR(ConnectDevices());
   const int slots = context_.slots();
   const size_t parameters = context_.table.parameters.size();
   context_.layout = MakeLayout(context_.table, context_.optimizer, context_.z3);
@@ -267,13 +313,7 @@ absl::Status Session::BuildSlots() {
         "is %d",
         name(), bytes, slots, limits_.max_bytes));
   }
-  if (const uint64_t available = AvailableMemory(); bytes > available) {
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("session '%s': needs %d bytes (arenas, state and workspace of %d slots), "
-                        "the machine has %d "
-                        "available",
-                        name(), bytes, slots, available));
-  }
+  RETURN_IF_ERROR(CheckAvailable(workers));
   RETURN_IF_ERROR(BuildArenas());
   for (const auto& worker : workers) RETURN_IF_ERROR(worker->Allocate());
   for (const auto& worker : workers) worker->Start();
@@ -282,95 +322,6 @@ absl::Status Session::BuildSlots() {
   workers_ = std::move(workers);
   built_ = true;
   return absl::OkStatus();
-}
-
-absl::Status Session::BuildArenas() {
-  const wire::PageLayout page =
-      wire::PageLayout::For(static_cast<uint32_t>(context_.table.boundaries.size()),
-                            static_cast<uint32_t>(context_.table.parameters.size()),
-                            static_cast<uint32_t>(context_.optimizer.groups.size()));
-  for (int s = 0; s < context_.slots(); ++s) {
-    SlotArenas arenas;
-    ASSIGN_OR_RETURN(arenas.control, SealedMemory::Create("dmuon-control", page.bytes));
-    ASSIGN_OR_RETURN(SealedMemory grad,
-                     SealedMemory::Create("dmuon-grad", context_.layout.grad_bytes));
-    ASSIGN_OR_RETURN(SealedMemory weight,
-                     SealedMemory::Create("dmuon-weight", context_.layout.weight_bytes));
-    arenas.grad = server::Arena(std::move(grad));
-    arenas.weight = server::Arena(std::move(weight));
-    arenas.page = wire::ControlPage::Create(arenas.control.data(), page, context_.table_digest);
-    arenas.page.header().epoch.store(StepContext::kEpoch);
-    context_.arenas.push_back(std::move(arenas));
-  }
-  context_.arenas_there = true;
-  return absl::OkStatus();
-}
-
-absl::StatusOr<ArenaHandle> Session::Arena(const Trainer& trainer, int rank, wire::ArenaKind kind) {
-  absl::MutexLock lock(&mu_);
-  RETURN_IF_ERROR(CheckRank(trainer, rank));
-  if (!built_) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("session '%s': it is not configured yet", name()));
-  }
-  const SlotArenas& arenas = context_.arenas[rank];
-  const SealedMemory* memory = nullptr;
-  switch (kind) {
-    case wire::ArenaKind::kControl: memory = &arenas.control; break;
-    case wire::ArenaKind::kGrad: memory = arenas.grad.sealed(); break;
-    case wire::ArenaKind::kWeight: memory = arenas.weight.sealed(); break;
-    case wire::ArenaKind::kUnspecified: break;
-  }
-  if (memory == nullptr) return absl::InvalidArgumentError("arena: not one of the known kinds");
-  UniqueFd fd(fcntl(memory->fd(), F_DUPFD_CLOEXEC, 0));
-  if (!fd.valid()) {
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("duplicating a descriptor: %s", strerror(errno)));
-  }
-  return ArenaHandle{std::move(fd), memory->size()};
-}
-
-absl::StatusOr<uint64_t> Session::Register(const Trainer& trainer, int rank,
-                                           const std::vector<Buffer>& buffers) {
-  absl::MutexLock lock(&mu_);
-  RETURN_IF_ERROR(CheckRank(trainer, rank));
-  if (!built_) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("session '%s': it is not configured yet", name()));
-  }
-  const SlotArenas& arenas = context_.arenas[rank];
-  const std::pair<wire::ArenaKind, size_t> expected[] = {
-      {wire::ArenaKind::kControl, arenas.control.size()},
-      {wire::ArenaKind::kGrad, arenas.grad.size()},
-      {wire::ArenaKind::kWeight, arenas.weight.size()}};
-  for (const auto& [kind, size] : expected) {
-    const char* names[] = {"?", "control", "grad", "weight"};
-    const char* arena = names[static_cast<int>(kind)];
-    const auto count = std::count_if(buffers.begin(), buffers.end(),
-                                     [k = kind](const Buffer& b) { return b.kind == k; });
-    if (count != 1) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("buffer '%s': expected once, got %d times", arena, count));
-    }
-    const Buffer& b = *std::find_if(buffers.begin(), buffers.end(),
-                                    [k = kind](const Buffer& x) { return x.kind == k; });
-    if (b.offset != 0 || b.size != size) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("buffer '%s': expected offset 0 and %d bytes, got offset %d and %d bytes",
-                          arena, size, b.offset, b.size));
-    }
-  }
-  if (buffers.size() != std::size(expected)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("buffers: expected %d, got %d", std::size(expected), buffers.size()));
-  }
-  RETURN_IF_ERROR(Gather(registering_, rank, absl::Now() + formation_timeout_,
-                         "registering buffers", [] { return absl::OkStatus(); }));
-  if (state_ == SessionState::kOpen) {
-    state_ = SessionState::kReady;
-    Log(LogLevel::kInfo, "session_ready", {{"session", name()}, {"ranks", context_.slots()}});
-  }
-  return context_.answered_step.load();
 }
 
 // ---- the end ----------------------------------------------------------------------------------------------------------
@@ -429,7 +380,10 @@ bool Session::TrainerGone(AttachmentId attachment) {
     ranks_[r].alive = false;
     const absl::Status why = absl::AbortedError(absl::StrFormat(
         "session '%s': rank %d (process %d) died", name(), r, ranks_[r].trainer.pid));
-    if (built_) context_.communicator->SetGone(SlotId(static_cast<int32_t>(r)), why);
+    if (built_) {
+      context_.communicator->SetGone(SlotId(static_cast<int32_t>(r)), why);
+      context_.withdrawn[r] = true;  // the driver may take the memory of the dead
+    }
     FailLocked(why).IgnoreError();
   }
   return ours;

@@ -15,6 +15,8 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/ops/backend.h"
+#include "server/memory/reaper.h"
+#include "server/session/registration.h"
 #include "server/session/types.h"
 #include "server/step/context.h"
 #include "server/step/worker.h"
@@ -31,8 +33,8 @@ class Session {
 
   // `first` is the spec of the first rank that came: checked, and what the others are compared with. `costs`: as measured
   // on this machine, or null.
-  Session(SessionId id, uid_t uid, const OpenSpec& first, kernels::Backend& backend, Limits limits,
-          std::shared_ptr<const kernels::CostTable> costs);
+  Session(SessionId id, uid_t uid, const OpenSpec& first, kernels::Backend& backend, Reaper& reaper,
+          Limits limits, std::shared_ptr<const kernels::CostTable> costs);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -44,14 +46,20 @@ class Session {
   absl::StatusOr<Opened> Open(const Trainer& trainer, const OpenSpec& spec);
   absl::StatusOr<Configured> Configure(const Trainer& trainer, int rank, OptimizerSpec spec);
   absl::StatusOr<ArenaHandle> Arena(const Trainer& trainer, int rank, wire::ArenaKind kind);
-  absl::StatusOr<uint64_t> Register(const Trainer& trainer, int rank,
-                                    const std::vector<Buffer>& buffers);
+  absl::StatusOr<Registered> Register(const Trainer& trainer, int rank,
+                                      const Registration& registration);
+  absl::StatusOr<uint64_t> Confirm(const Trainer& trainer, int rank,
+                                   const std::vector<std::string>& found);
   absl::StatusOr<StepReport> StepResult(uint64_t step) const;
   absl::StatusOr<uint64_t> StateBytes(const std::string& parameter, StateKind kind) const;
   absl::StatusOr<std::vector<std::byte>> ReadState(const std::string& parameter, StateKind kind);
   absl::Status WriteState(const std::string& parameter, StateKind kind,
                           absl::Span<const std::byte> data);
   absl::Status Close(const Trainer& trainer, int rank);
+  // Closes the device memory of ranks that are gone, once no worker uses it. Waits for a step under way and for the
+  // driver; DEADLINE_EXCEEDED when that does not come back.
+  absl::Status ReleaseGone();
+  bool by_handle() const { return by_handle_; }
 
   // A process is gone. True when it was one of this session's ranks.
   bool TrainerGone(AttachmentId attachment);
@@ -79,6 +87,10 @@ class Session {
     Trainer trainer;
     bool came = false;   // has opened the session
     bool alive = false;  // attached, and not closed
+    kernels::Backend* backend = nullptr;
+    bool importing = false;                  // its arenas are being mapped
+    std::optional<ImportedArenas> imported;  // until the session is READY
+    std::vector<Reaper::Ticket> closing;     // of its arenas
   };
 
   absl::Status Gather(Gathering& gathering, int rank, absl::Time deadline, absl::string_view what,
@@ -89,7 +101,15 @@ class Session {
   absl::Status CheckSame(const OpenSpec& spec) const;
   absl::Status CheckOptimizer(const OptimizerSpec& spec) const;
   absl::Status BuildSlots();
+  absl::Status ConnectDevices();
+  absl::Status CheckAvailable(const std::vector<std::unique_ptr<Worker>>& workers) const;
   absl::Status BuildArenas();
+  absl::StatusOr<Registered> Import(const Trainer& trainer, int rank,
+                                    const Registration& registration)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Adopt();
+  absl::StatusOr<uint64_t> BecomeReady(int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CloseArenas(int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   StepReport ReportOf(const LoggedStep& logged) const;
   struct Located {
     ParameterId parameter;
@@ -103,6 +123,9 @@ class Session {
   const uid_t uid_;
   const Limits limits_;
   const bool reshard_after_forward_;
+  kernels::Backend& backend_;
+  Reaper& reaper_;
+  const bool by_handle_;
   const absl::Duration formation_timeout_;
   const std::shared_ptr<const kernels::CostTable> costs_;
   Placement placement_;  // owners fixed in the constructor; weighed anew once the options are known

@@ -19,6 +19,7 @@ namespace dmuon::server {
 namespace {
 
 constexpr size_t kMaxNameBytes = 256;
+constexpr absl::Duration kCloseDeadline = absl::Seconds(10);
 
 uint64_t DefaultMaxBytes() {
   struct sysinfo info;
@@ -41,6 +42,8 @@ struct SessionTable::Impl {
   kernels::Backend& backend;
   SessionLimits limits;
   const std::shared_ptr<const kernels::CostTable> costs;
+
+  Reaper closer{kCloseDeadline};  // outlives the sessions
 
   mutable absl::Mutex mu;
   bool draining ABSL_GUARDED_BY(mu) = false;
@@ -132,7 +135,7 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Impl::Join(const Trainer&
   }
   const SessionId id(next_id++);
   auto session = std::make_shared<Session>(
-      id, trainer.uid, spec, backend,
+      id, trainer.uid, spec, backend, closer,
       Session::Limits{limits.formation_timeout, limits.step_timeout, limits.max_session_bytes},
       costs);
   by_id[id] = session;
@@ -188,10 +191,16 @@ absl::StatusOr<ArenaHandle> SessionTable::Arena(const Trainer& trainer, SessionI
   return session->Arena(trainer, rank, kind);
 }
 
-absl::StatusOr<uint64_t> SessionTable::Register(const Trainer& trainer, SessionId id, int rank,
-                                                const std::vector<Buffer>& buffers) {
+absl::StatusOr<Registered> SessionTable::Register(const Trainer& trainer, SessionId id, int rank,
+                                                  const Registration& registration) {
   ASSIGN_OR_RETURN(const auto session, impl_->Find(trainer, id));
-  return session->Register(trainer, rank, buffers);
+  return session->Register(trainer, rank, registration);
+}
+
+absl::StatusOr<uint64_t> SessionTable::Confirm(const Trainer& trainer, SessionId id, int rank,
+                                               const std::vector<std::string>& found) {
+  ASSIGN_OR_RETURN(const auto session, impl_->Find(trainer, id));
+  return session->Confirm(trainer, rank, found);
 }
 
 absl::StatusOr<StepReport> SessionTable::StepResult(const Trainer& trainer, SessionId id,
@@ -224,9 +233,10 @@ absl::Status SessionTable::WriteState(const Trainer& trainer, SessionId id,
 absl::Status SessionTable::Close(const Trainer& trainer, SessionId id, int rank) {
   ASSIGN_OR_RETURN(const auto session, impl_->Find(trainer, id));
   RETURN_IF_ERROR(session->Close(trainer, rank));
+  const absl::Status released = session->by_handle() ? session->ReleaseGone() : absl::OkStatus();
   absl::MutexLock lock(&impl_->mu);
   impl_->Sweep();
-  return absl::OkStatus();
+  return released;
 }
 
 void SessionTable::OnTrainerGone(AttachmentId attachment) {
@@ -236,7 +246,14 @@ void SessionTable::OnTrainerGone(AttachmentId attachment) {
     for (const auto& [id, session] : impl_->by_id) sessions.push_back(session);
   }
   bool any = false;
-  for (const auto& session : sessions) any |= session->TrainerGone(attachment);
+  for (const auto& session : sessions) {
+    if (!session->TrainerGone(attachment)) continue;
+    any = true;
+    if (!session->by_handle()) continue;
+    impl_->closer.Post(
+        absl::StrFormat("session '%s': letting go of the memory of the dead", session->name()),
+        [session] { session->ReleaseGone().IgnoreError(); });
+  }
   if (!any) return;
   absl::MutexLock lock(&impl_->mu);
   impl_->Sweep();

@@ -52,8 +52,12 @@ class SessionTable {
   absl::StatusOr<ArenaHandle> Arena(const Trainer& trainer, SessionId id, int rank,
                                     wire::ArenaKind kind);
   // Collective, after Configure: READY, and version `step` is published. Returns the last committed step.
-  absl::StatusOr<uint64_t> Register(const Trainer& trainer, SessionId id, int rank,
-                                    const std::vector<Buffer>& buffers);
+  // With handles it is not collective: the arenas are mapped, and Confirm is the collective call.
+  absl::StatusOr<Registered> Register(const Trainer& trainer, SessionId id, int rank,
+                                      const Registration& registration);
+  // Collective, with handles: what the trainer found at the probes. READY after it.
+  absl::StatusOr<uint64_t> Confirm(const Trainer& trainer, SessionId id, int rank,
+                                   const std::vector<std::string>& found);
   // The step's report; step 0 = the last one. NOT_FOUND when it is not remembered.
   absl::StatusOr<StepReport> StepResult(const Trainer& trainer, SessionId id, uint64_t step);
   // Size of one parameter's state: what ReadState returns and WriteState takes. After Open; does not wait. Lets a caller
@@ -66,7 +70,8 @@ class SessionTable {
   // After Configure. Weights that are written once READY are published to all ranks at the same version.
   absl::Status WriteState(const Trainer& trainer, SessionId id, const std::string& parameter,
                           StateKind kind, absl::Span<const std::byte> data);
-  // The rank leaves. With the last one the session is gone, and its memory.
+  // The rank leaves. With the last one the session is gone, and its memory. When it returns OK, device memory of the rank
+  // is not mapped here any more: it may be freed.
   absl::Status Close(const Trainer& trainer, SessionId id, int rank);
 
   // The process of this attachment is dead (or its attachment was refused or taken away). Idempotent.

@@ -13,6 +13,7 @@
 #include "base/strong_id.h"
 #include "base/unique_fd.h"
 #include "kernels/newton_schulz/newton_schulz.h"
+#include "kernels/ops/backend.h"
 #include "proto/wire/attach_frame.h"
 #include "server/parameter/parameter.h"
 #include "server/placement/mesh.h"
@@ -44,6 +45,7 @@ struct Opened {
   SessionId id;
   uint64_t table_digest = 0;
   Placement placement;
+  bool arenas_by_handle = false;  // trainers allocate GRAD and WEIGHT on their devices
 };
 
 enum class AdjustLr { kMatchRmsAdamw = 1, kOriginal = 2, kSpectral = 3, kNone = 4 };
@@ -69,6 +71,8 @@ struct OptimizerSpec {
   bool nesterov = true;
   AdjustLr adjust_lr = AdjustLr::kMatchRmsAdamw;
   Nonfinite nonfinite = Nonfinite::kSkip;
+  std::string
+      device;  // of this rank's slot; empty in the host's memory. The one thing that differs between ranks
 };
 
 // Where everything lies in the arenas. The same for all slots.
@@ -93,11 +97,30 @@ struct Configured {
   SlotMemory memory;  // of the caller's slot
 };
 
-// A buffer as the trainer says that it mapped it.
+// A buffer as the trainer says that it mapped it, or made it.
 struct Buffer {
   wire::ArenaKind kind = wire::ArenaKind::kUnspecified;
   uint64_t offset = 0;
   uint64_t size = 0;
+  std::string ipc_handle = {};  // of device memory; else empty
+  std::string device = {};      // where that is
+};
+
+struct Registration {
+  std::vector<Buffer> buffers;
+  kernels::DeviceVersions versions = {};  // of the trainer's process, with handles
+};
+
+// Where the daemon has written bytes for the trainer to find.
+struct Probe {
+  wire::ArenaKind kind = wire::ArenaKind::kUnspecified;
+  uint64_t offset = 0;
+  uint64_t size = 0;
+};
+
+struct Registered {
+  uint64_t step = 0;  // the last committed one
+  std::vector<Probe> probes;
 };
 
 // A mapped arena that can be handed to a trainer. The descriptor is a duplicate (F_DUPFD_CLOEXEC) and the caller's own: the

@@ -48,9 +48,9 @@ class LocalTrainer {
     const Layout& l = configured_.layout;
     return table_
         .Register(trainer_, opened_.id, rank_,
-                  {{wire::ArenaKind::kControl, 0, l.control_bytes},
-                   {wire::ArenaKind::kGrad, 0, l.grad_bytes},
-                   {wire::ArenaKind::kWeight, 0, l.weight_bytes}})
+                  {.buffers = {{wire::ArenaKind::kControl, 0, l.control_bytes},
+                               {wire::ArenaKind::kGrad, 0, l.grad_bytes},
+                               {wire::ArenaKind::kWeight, 0, l.weight_bytes}}})
         .status();
   }
   absl::Status WriteWeight(const std::string& name, const std::vector<float>& values) {

@@ -155,15 +155,23 @@ TEST(Convert, NewtonSchulzIsWhatWasAsked) {
   }
 }
 
-TEST(Convert, ABufferOfADeviceIsUnimplementedByName) {
+TEST(Convert, ABufferOfADeviceKeepsWhatTheTrainerSaysOfIt) {
   v1::RegisterBuffersRequest request;
-  request.add_buffers()->set_kind(v1::BUFFER_KIND_GRAD);
-  ASSERT_TRUE(FromProto(request).ok());
-  request.mutable_buffers(0)->set_ipc_handle("x");
-  const auto refused = FromProto(request);
-  EXPECT_EQ(refused.status().code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("ipc_handle"));
-  request.mutable_buffers(0)->set_kind(v1::BUFFER_KIND_UNSPECIFIED);
+  v1::Buffer& buffer = *request.add_buffers();
+  buffer.set_kind(v1::BUFFER_KIND_GRAD);
+  buffer.set_ipc_handle("handle");
+  buffer.set_gpu_uuid("GPU-1");
+  buffer.set_offset(256);
+  request.set_driver_version(13010);
+  request.set_runtime_version(UINT32_MAX);
+  const auto registration = FromProto(request);
+  ASSERT_TRUE(registration.ok());
+  EXPECT_EQ(registration->buffers[0].ipc_handle, "handle");
+  EXPECT_EQ(registration->buffers[0].device, "GPU-1");
+  EXPECT_EQ(registration->buffers[0].offset, 256u);
+  EXPECT_EQ(registration->versions.driver, 13010);
+  EXPECT_EQ(registration->versions.runtime, INT_MAX);
+  buffer.set_kind(v1::BUFFER_KIND_UNSPECIFIED);
   ExpectRefused(FromProto(request), "buffer.kind");
 }
 

@@ -120,9 +120,9 @@ TEST_F(SessionTableTest, ALyingSizeOrOffsetIsRefusedWithTheNumbers) {
   const auto reg = [&](uint64_t offset, uint64_t size) {
     return table_
         ->Register(t.trainer(), t.opened().id, 0,
-                   {{wire::ArenaKind::kControl, 0, l.control_bytes},
-                    {wire::ArenaKind::kGrad, offset, size},
-                    {wire::ArenaKind::kWeight, 0, l.weight_bytes}})
+                   {.buffers = {{wire::ArenaKind::kControl, 0, l.control_bytes},
+                                {wire::ArenaKind::kGrad, offset, size},
+                                {wire::ArenaKind::kWeight, 0, l.weight_bytes}}})
         .status();
   };
   EXPECT_THAT(std::string(reg(0, l.grad_bytes + 1).message()),
@@ -130,6 +130,21 @@ TEST_F(SessionTableTest, ALyingSizeOrOffsetIsRefusedWithTheNumbers) {
   EXPECT_EQ(reg(256, l.grad_bytes).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(reg(0, UINT64_MAX).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(reg(0, l.grad_bytes).ok());
+}
+
+TEST_F(SessionTableTest, ADeviceIsRefusedWhereTheDaemonComputesInTheHostsMemory) {
+  LocalTrainer t(*table_, 1, 0);
+  ASSERT_TRUE(t.Open(SmallSpec("device", 1)).ok());
+  EXPECT_FALSE(t.opened().arenas_by_handle);
+  OptimizerSpec spec = SmallOptimizer();
+  spec.device = "GPU-1";
+  const absl::Status refused = t.Configure(spec);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("given device 'GPU-1'"));
+  ASSERT_TRUE(t.Configure(SmallOptimizer()).ok());
+  const absl::Status early = table_->Confirm(t.trainer(), t.opened().id, 0, {}).status();
+  EXPECT_EQ(early.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(early.message()), HasSubstr("expected RegisterBuffers"));
 }
 
 TEST_F(SessionTableTest, AMemoryLimitIsRefusedWithTheBytes) {
