@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/unique_fd.h"
+#include "server/daemon/calibrate.h"
 #include "server/daemon/command_line.h"
 #include "server/daemon/config.h"
 #include "server/daemon/daemon.h"
@@ -79,6 +80,13 @@ ExitCode Serve(const LoadedConfig& loaded, int ready_fd) {
   return daemon.Run(signals.get());
 }
 
+ExitCode Calibrate(const LoadedConfig& loaded) {
+  SetLog(loaded.config);
+  const UniqueFd signals = TakeSignals();
+  const absl::Status status = RunCalibration(loaded.config, signals.get());
+  return status.ok() ? ExitCode::kOk : Fail(ExitCode::kFailed, status);
+}
+
 ExitCode Main(int argc, char** argv) {
   const CommandLine line = ParseCommandLine(argc, argv);
   if (line.action == CommandLine::Action::kExit) {
@@ -90,6 +98,7 @@ ExitCode Main(int argc, char** argv) {
   if (!loaded.ok()) return Fail(ExitCode::kConfiguration, loaded.status());
   if (line.action == CommandLine::Action::kPrintConfig)
     std::fputs(PrintConfig(*loaded).c_str(), stdout);
+  if (line.action == CommandLine::Action::kCalibrate) return Calibrate(*loaded);
   if (line.action != CommandLine::Action::kRun) {
     for (const std::string& warning : loaded->warnings)
       std::fprintf(stderr, "dmuond: warning: %s\n", warning.c_str());

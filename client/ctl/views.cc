@@ -72,7 +72,8 @@ View StatusView(const v1::GetInfoResponse& info) {
                    {"threads", info.threads()},
                    {"sessions", info.sessions()},
                    {"draining", info.draining()},
-                   {"socket_dir", info.socket_dir()}};
+                   {"socket_dir", info.socket_dir()},
+                   {"costs", info.costs()}};
   view.sections = {{"",
                     "",
                     {{"version", "version"},
@@ -84,7 +85,8 @@ View StatusView(const v1::GetInfoResponse& info) {
                      {"threads", "threads", Unit::kCount},
                      {"sessions", "sessions", Unit::kCount},
                      {"draining", "draining", Unit::kYesNo},
-                     {"sockets", "socket_dir"}}}};
+                     {"sockets", "socket_dir"},
+                     {"costs", "costs"}}}};
   return view;
 }
 
@@ -115,6 +117,8 @@ View SessionView(const v1::DescribeSessionResponse& session) {
       Tree{{"replicate", mesh.replicate()}, {"shard", mesh.shard()}, {"tp", mesh.tp()}};
   view.tree["reshard_after_forward"] = session.reshard_after_forward();
   view.tree["lower_bound"] = session.lower_bound();
+  view.tree["costs"] = session.costs_measured() ? "measured" : "flops";
+  const Unit cost = session.costs_measured() ? Unit::kSeconds : Unit::kFlops;
   std::map<uint32_t, int> owned;
   for (const v1::Placement& p : session.placement()) ++owned[p.owner()];
   view.tree["slots"] = Tree::array();
@@ -136,11 +140,12 @@ View SessionView(const v1::DescribeSessionResponse& session) {
                      {"memory", "bytes", Unit::kBytes},
                      {"resharded after forward", "reshard_after_forward", Unit::kYesNo},
                      {"imbalance (max / mean load)", "imbalance", Unit::kRatio},
-                     {"least possible max load", "lower_bound", Unit::kFlops}}},
+                     {"least possible max load", "lower_bound", cost},
+                     {"costs are", "costs"}}},
                    {"slots",
                     "slots",
                     {{"SLOT", "slot", Unit::kCount},
-                     {"LOAD", "load", Unit::kFlops},
+                     {"LOAD", "load", cost},
                      {"OWNS", "owned", Unit::kCount},
                      {"GRAD", "grad_bytes", Unit::kBytes},
                      {"WEIGHT", "weight_bytes", Unit::kBytes},
@@ -155,7 +160,7 @@ View SessionView(const v1::DescribeSessionResponse& session) {
                      {"ROUTE", "route"},
                      {"SHAPE", "shape", Unit::kShape},
                      {"BYTES", "bytes", Unit::kBytes},
-                     {"COST", "cost", Unit::kFlops},
+                     {"COST", "cost", cost},
                      {"BOUNDARY", "boundary"}}}};
   return view;
 }

@@ -52,8 +52,8 @@ void AddKeys(CLI::App& app, std::list<KeyOption>& options) {
 
 // What was probably meant by a flag that is unknown.
 std::string Hint(CLI::App& app) {
-  std::vector<std::string> names = {"help",         "version",      "config",
-                                    "print-config", "check-config", "ready-fd"};
+  std::vector<std::string> names = {"help",         "version",   "config",  "print-config",
+                                    "check-config", "calibrate", "ready-fd"};
   for (const ConfigKey& key : ConfigKeys()) names.push_back(FlagName(key.name).substr(2));
   for (std::string given : app.remaining()) {
     if (given.rfind("--", 0) != 0) continue;
@@ -72,7 +72,7 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
   CLI::App app(kDescription, "dmuond");
   app.set_help_flag("-h,--help", "Print this and exit");
   app.get_formatter()->column_width(34);
-  bool version = false, print_config = false, check_config = false;
+  bool version = false, print_config = false, check_config = false, calibrate = false;
   app.add_flag("--version", version, "Print the version and exit");
   app.add_option("--config", result.config, "Configuration file (YAML)")->type_name("FILE");
   auto* print = app.add_flag("--print-config", print_config,
@@ -80,6 +80,12 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
   auto* check =
       app.add_flag("--check-config", check_config, "Exit with 0, or with 3 and a message");
   print->excludes(check);
+  app.add_flag(
+         "--calibrate", calibrate,
+         "Measure what both forms of Newton-Schulz cost here, in less than a minute, print it, "
+         "write calibration_file, and exit")
+      ->excludes(print)
+      ->excludes(check);
   app.add_option("--ready-fd", result.ready_fd,
                  "Write \"ready\" to this descriptor once both sockets accept")
       ->type_name("N")
@@ -104,6 +110,8 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
     result.action = CommandLine::Action::kPrintConfig;
   } else if (check_config) {
     result.action = CommandLine::Action::kCheckConfig;
+  } else if (calibrate) {
+    result.action = CommandLine::Action::kCalibrate;
   }
   for (const KeyOption& key : keys) {
     if (key.option->count() > 0) result.flags.emplace_back(key.key, key.text);

@@ -14,6 +14,7 @@ struct CommandLine {
     kExit,  // all is said (help, version, or a usage error): print `text`, exit with `exit_code`
     kPrintConfig,
     kCheckConfig,
+    kCalibrate,
   };
   Action action = Action::kRun;
   int exit_code = 0;

@@ -142,6 +142,9 @@ absl::Status Check(const LoadedConfig& loaded) {
   RETURN_IF_ERROR(check.OneOf(c.log_format(), "log_format", {"text", "json"}));
   RETURN_IF_ERROR(
       check.Refuse(!c.listen().empty(), "listen", "the daemon answers on its unix sockets only"));
+  RETURN_IF_ERROR(
+      check.Expect(c.calibration_file().empty() || absl::StartsWith(c.calibration_file(), "/"),
+                   "calibration_file", "an absolute path, or nothing"));
   const auto known = kernels::BackendNames();
   if (c.backend() != "auto" && std::find(known.begin(), known.end(), c.backend()) == known.end()) {
     return check.Refuse(true, "backend",

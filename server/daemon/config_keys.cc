@@ -32,6 +32,8 @@ constexpr ConfigKey kKeys[] = {
     {"log_format", "text", "text | json"},
     {"exit_when_idle", "false", "end with the last attachment (a private daemon)"},
     {"listen", "", "host:port for TCP; only empty (off) for now"},
+    {"calibration_file", "/var/cache/dmuon/calibration.json",
+     "what --calibrate writes and a daemon reads at its start; empty = none"},
 };
 
 size_t EditDistance(absl::string_view a, absl::string_view b) {

@@ -1,7 +1,6 @@
 #include "server/daemon/daemon.h"
 
 #include <poll.h>
-#include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/resource.h>
@@ -20,7 +19,9 @@
 #include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "server/daemon/calibrate.h"
 #include "server/daemon/config.h"
+#include "server/daemon/cores.h"
 #include "server/daemon/notify.h"
 
 namespace dmuon::server {
@@ -28,13 +29,6 @@ namespace {
 
 constexpr mode_t kSocketMode = 0660;  // who may reach them is the directory's mode
 constexpr absl::Duration kCallsAfterDrain = absl::Seconds(1);
-
-int UsableCores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-  return std::max(1, CPU_COUNT(&set));
-}
 
 // Each attachment holds a few descriptors; the usual soft limit is 1024.
 void RaiseDescriptorLimit() {
@@ -93,17 +87,22 @@ std::optional<Daemon::Failure> Daemon::Start() {
   if (!dir.ok()) return Failure{ExitCode::kSocketDir, Annotate(dir.status(), "socket_dir")};
   dir_.emplace(*std::move(dir));
 
-  const int threads = config_.threads() > 0 ? static_cast<int>(config_.threads()) : UsableCores();
+  const Threads threads = ThreadsFor(static_cast<int>(config_.threads()), UsableCores());
+  if (!threads.warning.empty())
+    Log(LogLevel::kWarning, "configuration", {{"warning", threads.warning}});
   absl::StatusOr<std::unique_ptr<kernels::Backend>> backend =
-      kernels::CreateBackend(config_.backend(), threads);
+      kernels::CreateBackend(config_.backend(), threads.count);
   if (!backend.ok()) return Failure{ExitCode::kBackend, Annotate(backend.status(), "backend")};
   backend_ = *std::move(backend);
 
-  table_ = std::make_unique<SessionTable>(*backend_, Limits(config_));
+  const CostSource costs = LoadCosts(config_.calibration_file(), *backend_, threads.count);
+  Log(costs.refused ? LogLevel::kWarning : LogLevel::kInfo, "costs", {{"by", costs.text}});
+
+  table_ = std::make_unique<SessionTable>(*backend_, Limits(config_), costs.table);
   trainer_service_ = std::make_unique<rpc::TrainerService>(*table_, CallsOf(attachments_, *table_),
                                                            config_.socket_dir());
   admin_service_ = std::make_unique<rpc::AdminService>(
-      *table_, Info(threads),
+      *table_, Info(threads.count, costs.text),
       std::vector<uid_t>(config_.admin_uids().begin(), config_.admin_uids().end()), [this] {
         drain_requested_ = true;
         Wake();
@@ -150,14 +149,15 @@ std::optional<Daemon::Failure> Daemon::Serve() {
   return std::nullopt;
 }
 
-rpc::DaemonInfo Daemon::Info(int threads) const {
+rpc::DaemonInfo Daemon::Info(int threads, const std::string& costs) const {
   return {.version = DMUON_VERSION,
           .instance_id = RandomId(),
           .started = absl::Now(),
           .backend = std::string(backend_->name()),
           .kernel = backend_->description(),
           .threads = threads,
-          .socket_dir = config_.socket_dir()};
+          .socket_dir = config_.socket_dir(),
+          .costs = costs};
 }
 
 bool Daemon::Idle(absl::Time started) const {

@@ -49,7 +49,7 @@ class Daemon {
 
  private:
   std::optional<Failure> Serve();
-  rpc::DaemonInfo Info(int threads) const;
+  rpc::DaemonInfo Info(int threads, const std::string& costs) const;
   bool Idle(absl::Time started) const;
   void BeginDrain(absl::string_view reason, absl::Duration patience);
   void Wake() const;

@@ -15,6 +15,7 @@ DaemonProcess::DaemonProcess(const std::string& program, const std::vector<std::
   // Its stdout is our pipe: the word "ready" comes there.
   std::vector<std::string> arguments = {program, "--socket-dir", endpoint_, "--ready-fd", "1"};
   arguments.insert(arguments.end(), {"--socket-mode", shared ? "0750" : "0700"});
+  arguments.insert(arguments.end(), {"--calibration-file", ""});  // not what this machine measured
   arguments.insert(arguments.end(), flags.begin(), flags.end());
   process_ = ChildProcess(arguments, {.stderr_path = directory_.path() + "/log"});
   if (process_.ReadLine() == "ready") return;

@@ -52,6 +52,19 @@ TEST(Views, ASessionShowsOwnersRoutesShapesLoadsAndMemory) {
   EXPECT_THAT(table, HasSubstr("4321"));
 }
 
+TEST(Views, ASessionSaysWhetherItsCostsAreSecondsOrFlops) {
+  v1::DescribeSessionResponse session = Session();
+  EXPECT_THAT(Render(SessionView(session).tree, Format::kTable, SessionView(session).sections),
+              HasSubstr("flops"));
+  session.set_costs_measured(true);
+  session.set_loads(0, 0.0125);
+  const View view = SessionView(session);
+  const std::string table = Render(view.tree, Format::kTable, view.sections);
+  EXPECT_THAT(table, HasSubstr("measured"));
+  EXPECT_THAT(table, HasSubstr("12.5 ms"));
+  EXPECT_THAT(table, Not(HasSubstr("FLOP")));
+}
+
 TEST(Views, JsonAndYamlCarryTheFiguresAsTheyAre) {
   const View view = SessionView(Session());
   const Tree parsed = Tree::parse(Render(view.tree, Format::kJson, view.sections));

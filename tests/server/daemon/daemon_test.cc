@@ -70,6 +70,7 @@ class DaemonTest : public ::testing::Test {
       std::vector<std::string> arguments = {},
       const std::vector<std::pair<std::string, std::string>>& environment = {}) {
     arguments.insert(arguments.end(), {"--socket-dir", dir(), "--ready-fd", "1", "--threads", "1"});
+    arguments.insert(arguments.begin(), {"--calibration-file", ""});  // not this machine's
     return std::make_unique<Dmuond>(std::move(arguments),
                                     absl::StrCat(parent_.path(), "/log", ++started_), environment);
   }
@@ -121,6 +122,31 @@ TEST_F(DaemonTest, IsReadyWhenBothSocketsAcceptAndSaysWhatItIs) {
   EXPECT_EQ(info.threads(), 1u);
   EXPECT_EQ(info.instance_id().size(), 16u);
   EXPECT_EQ(info.socket_dir(), dir());
+}
+
+TEST_F(DaemonTest, SaysWhetherCostsAreMeasuredAndStartsWhateverTheFileIs) {
+  const auto by = [&](const std::string& file) {
+    const auto daemon = Daemon({"--calibration-file", file});
+    EXPECT_TRUE(daemon->Ready()) << daemon->Output();
+    EXPECT_THAT(daemon->Output(), HasSubstr(" costs by="));
+    return Info().costs();
+  };
+  const std::string file = parent_.path() + "/calibration.json";
+  EXPECT_EQ(by(""), "flops: calibration_file is empty");
+  EXPECT_THAT(by(file), HasSubstr("flops: no "));
+  std::ofstream(file) << "{";
+  EXPECT_THAT(by(file), HasSubstr("flops: " + file + ": expected a calibration"));
+}
+
+TEST_F(DaemonTest, AnInterruptedCalibrationLeavesTheFileAsItWas) {
+  const std::string file = parent_.path() + "/calibration.json";
+  std::ofstream(file) << "as it was";
+  const auto daemon = Daemon({"--calibrate", "--calibration-file", file});
+  daemon->Signal(SIGINT);
+  EXPECT_NE(daemon->Wait(), Code(ExitCode::kOk));
+  std::ifstream kept(file);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(kept), {}), "as it was");
+  EXPECT_FALSE(fs::exists(dir())) << "it needs no sockets";
 }
 
 TEST_F(DaemonTest, SignalsDrainAndLeaveNothingBehind) {

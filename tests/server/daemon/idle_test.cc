@@ -14,9 +14,10 @@ namespace {
 
 TEST(Idle, APrivateDaemonEndsWhenNobodyAttaches) {
   const dmuon::testing::TemporaryDirectory parent;
-  const auto loaded = LoadConfig(
-      {.flags = {
-           {"socket_dir", parent.path() + "/run"}, {"exit_when_idle", "true"}, {"threads", "1"}}});
+  const auto loaded = LoadConfig({.flags = {{"socket_dir", parent.path() + "/run"},
+                                            {"exit_when_idle", "true"},
+                                            {"threads", "1"},
+                                            {"calibration_file", ""}}});
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   {
     Daemon daemon(loaded->config, /*first_attachment=*/absl::Milliseconds(20));

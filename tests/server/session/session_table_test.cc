@@ -2,6 +2,7 @@
 
 #include "server/session/session_table.h"
 
+#include "kernels/newton_schulz/cost_table.h"
 #include "tests/server/session/fixture.h"
 
 namespace dmuon::server {
@@ -25,6 +26,45 @@ TEST_F(SessionTableTest, ASessionIsReadyWhenAllRanksCameAndGoneWhenAllLeft) {
   ExpectAllOk(OnRanks(2, [&](int r) { return trainers[r]->Close(); }));
   EXPECT_EQ(table_->size(), 0);
   EXPECT_EQ(table_->Describe("life").status().code(), absl::StatusCode::kNotFound);
+}
+
+// A table that makes gram cheap on every shape, in the default dtype and in fp32.
+std::shared_ptr<const kernels::CostTable> WhereGramIsCheap() {
+  return std::make_shared<const kernels::CostTable>(
+      kernels::CostTable{{{{std::nullopt, Dtype::kF32}, {64}, {1}, {{1e8, 1e12}}}}, 1e10});
+}
+
+TEST_F(SessionTableTest, ASessionIsPlacedAndItsFormsAreChosenByWhatWasMeasured) {
+  for (const bool measured : {false, true}) {
+    SessionTable table(*backend_, {}, measured ? WhereGramIsCheap() : nullptr);
+    LocalTrainer trainer(table, 1, 0);
+    ASSERT_TRUE(trainer.Open(SmallSpec("costs", 1)).ok());
+    EXPECT_EQ(table.Describe("costs")->placement.measured, measured);
+    OptimizerSpec optimizer = SmallOptimizer();
+    optimizer.newton_schulz.form = kernels::NsForm::kGram;
+    ASSERT_TRUE(trainer.Configure(optimizer).ok());
+    ASSERT_TRUE(trainer.Register().ok());
+    SetGroups(trainer);
+    ASSERT_TRUE(trainer.Step(1, 1).ok());
+    const auto steps = table.Steps("costs", 0, absl::Seconds(20));
+    ASSERT_TRUE(steps.ok() && !steps->empty());
+    // By shape alone 12 x 20 and 20 x 8 are wide enough, the three 6 x 9 are not.
+    EXPECT_THAT(steps->front().forms, HasSubstr(measured ? "direct 0" : "direct 3"));
+  }
+}
+
+TEST_F(SessionTableTest, CostsAreThoseOfTheOptionsOnceTheyAreKnown) {
+  LocalTrainer trainer(*table_, 1, 0);
+  ASSERT_TRUE(trainer.Open(SmallSpec("options", 1)).ok());
+  const Placement before = table_->Describe("options")->placement;
+  OptimizerSpec optimizer = SmallOptimizer();
+  optimizer.newton_schulz.steps = 10;
+  ASSERT_TRUE(trainer.Configure(optimizer).ok());
+  const Placement after = table_->Describe("options")->placement;
+  EXPECT_EQ(after.owner, before.owner);
+  EXPECT_GT(after.cost[0], 1.5 * before.cost[0]);
+  EXPECT_EQ(after.cost[1], before.cost[1]) << "adamw has no Newton-Schulz";
+  EXPECT_DOUBLE_EQ(after.load[0], after.cost[0] + after.cost[1] + after.cost[2] + after.cost[3]);
 }
 
 TEST_F(SessionTableTest, TablesThatDifferNameTheFirstParameterAndTheRank) {
