@@ -8,7 +8,7 @@
 namespace dmuon::kernels {
 namespace {
 
-// What gram must save to be worth its rounding errors.
+// Gram runs where it takes at most this much of the time of direct.
 constexpr double kWorthGram = 0.95;
 
 }  // namespace

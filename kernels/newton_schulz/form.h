@@ -8,8 +8,8 @@
 
 namespace dmuon::kernels {
 
-// By options.costs, where it has what the options run: gram where it is at least 5 % cheaper, since direct is more
-// accurate and smaller differences are noise. Without: gram from n > 1.5 m on, direct below it; on squares gram is slower
+// By options.costs, where it has what the options run: gram where it is at least 5 % cheaper, since smaller
+// differences are noise, and in fp32 direct is more accurate. Without: gram from n > 1.5 m on, direct below it; on squares gram is slower
 // and 4-9 times less accurate.
 NsForm ChooseForm(const NewtonSchulzOptions& options, int64_t rows, int64_t cols);
 
