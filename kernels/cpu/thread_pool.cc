@@ -31,9 +31,24 @@ ThreadPool::~ThreadPool() {
   for (std::thread& helper : helpers_) helper.join();
 }
 
-ThreadPool::Lease::Lease(ThreadPool& pool) : pool_(pool) { pool_.active_.fetch_add(1); }
+ThreadPool::Lease::Lease(ThreadPool& pool) : pool_(pool) {
+  // Who comes first computes on: taking turns after each small operation would cost more than it is long.
+  for (int callers = pool_.callers_.load();;) {
+    if (callers < pool_.threads_) {
+      if (pool_.callers_.compare_exchange_weak(callers, callers + 1)) break;
+      continue;
+    }
+    pool_.waiting_.fetch_add(1);
+    pool_.callers_.wait(callers);
+    pool_.waiting_.fetch_sub(1);
+    callers = pool_.callers_.load();
+  }
+  pool_.active_.fetch_add(1);
+}
 
 ThreadPool::Lease::~Lease() {
+  pool_.callers_.fetch_sub(1);
+  if (pool_.waiting_.load() > 0) pool_.callers_.notify_one();
   // A core came free: someone else's region may take it.
   pool_.active_.fetch_sub(1);
   if (pool_.active_.load() > 0) pool_.Wake();

@@ -1,8 +1,8 @@
 // The cores of a daemon, shared by all workers that compute at once.
 //
-// A worker that calls is itself one of the cores; helpers join it only while cores are free, and leave between two
-// pieces of work when another worker arrives. So there are never more threads running than cores given, as long as
-// there are no more workers than cores.
+// A worker that calls is itself one of the cores; when as many call as there are cores, the next one waits until one of
+// them is done. Helpers join only while cores are free, and leave between two pieces of work when another worker
+// arrives. So there are never more threads running than cores given, but for the length of such a piece.
 #ifndef DMUON_KERNELS_CPU_THREAD_POOL_H_
 #define DMUON_KERNELS_CPU_THREAD_POOL_H_
 
@@ -28,10 +28,11 @@ class ThreadPool {
 
   int threads() const { return threads_; }
 
-  // Held by a worker for as long as it computes: it counts as one core.
+  // Held by a worker for as long as it computes: it counts as one core. REQUIRES: a thread holds one at a time, and waits
+  // for no other caller while it does.
   class Lease {
    public:
-    explicit Lease(ThreadPool& pool);
+    explicit Lease(ThreadPool& pool);  // waits for a core
     ~Lease();
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
@@ -63,6 +64,8 @@ class ThreadPool {
   void Wake();
 
   const int threads_;
+  std::atomic<int> callers_{0};     // leases, at most threads_
+  std::atomic<int> waiting_{0};     // for a lease
   std::atomic<int> active_{0};      // leases and busy helpers
   std::atomic<uint32_t> epoch_{0};  // changes when there may be something to join
   std::atomic<int> sleepers_{0};

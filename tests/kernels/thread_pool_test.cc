@@ -52,26 +52,68 @@ TEST(ThreadPool, ManyCallersEachSeeTheirOwnWorkDone) {
   for (std::thread& caller : callers) caller.join();
 }
 
-TEST(ThreadPool, NeverMoreThreadsThanCoresWhenCallersAreNoMore) {
-  constexpr int kThreads = 3;
-  ThreadPool pool(kThreads);
-  // Two callers hold their cores all along, so that at most one helper may be running at any time.
-  ThreadPool::Lease first(pool), second(pool);
-  std::atomic<int> running{0}, most{0};
-  const auto piece = [&](int64_t) {
-    const int now = running.fetch_add(1) + 1;
-    int seen = most.load();
-    while (now > seen && !most.compare_exchange_weak(seen, now)) {
+// The most that were between Enter and Leave at once.
+class Crowd {
+ public:
+  void Enter() {
+    const int now = inside_.fetch_add(1) + 1;
+    int seen = most_.load();
+    while (now > seen && !most_.compare_exchange_weak(seen, now)) {
     }
-    running.fetch_sub(1);
-  };
-  const auto call = [&] {
-    for (int round = 0; round < 500; ++round) pool.Run(20, piece);
-  };
-  std::thread other(call);
-  call();
-  other.join();
-  EXPECT_LE(most.load(), kThreads);
+  }
+  void Leave() { inside_.fetch_sub(1); }
+  int most() const { return most_.load(); }
+
+ private:
+  std::atomic<int> inside_{0}, most_{0};
+};
+
+TEST(ThreadPool, NeverMoreThreadsThanCores) {
+  constexpr int kThreads = 3, kCallers = 2;
+  ThreadPool pool(kThreads);
+  // Both callers have their cores before either computes, so one helper may run beside them at any time.
+  std::atomic<int> leases{0};
+  Crowd crowd;
+  std::vector<std::thread> callers;
+  for (int c = 0; c < kCallers; ++c) {
+    callers.emplace_back([&] {
+      ThreadPool::Lease lease(pool);
+      leases.fetch_add(1);
+      while (leases.load() < kCallers) std::this_thread::yield();
+      for (int round = 0; round < 500; ++round) {
+        pool.Run(20, [&](int64_t) {
+          crowd.Enter();
+          crowd.Leave();
+        });
+      }
+      leases.fetch_add(1);
+      while (leases.load() < 2 * kCallers) std::this_thread::yield();
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_LE(crowd.most(), kThreads);
+}
+
+TEST(ThreadPool, MoreCallersThanCoresTakeTurnsAndAllComeToAnEnd) {
+  for (int threads : {1, 2}) {
+    ThreadPool pool(threads);
+    Crowd crowd;
+    std::atomic<int> done{0};
+    std::vector<std::thread> callers;
+    for (int c = 0; c < 8; ++c) {
+      callers.emplace_back([&] {
+        for (int round = 0; round < 200; ++round) {
+          ThreadPool::Lease lease(pool);
+          crowd.Enter();
+          pool.Run(4, [&](int64_t) { done.fetch_add(1); });
+          crowd.Leave();
+        }
+      });
+    }
+    for (std::thread& caller : callers) caller.join();
+    EXPECT_LE(crowd.most(), threads);
+    EXPECT_EQ(done.load(), 8 * 200 * 4);
+  }
 }
 
 TEST(ThreadPool, AHelperLeavesWhenAnotherCallerNeedsTheCore) {
