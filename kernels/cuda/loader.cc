@@ -33,24 +33,6 @@ std::string ThisLibrary() {
              : "";
 }
 
-absl::StatusOr<ModuleEntry> Open(absl::Span<const std::string> places) {
-  for (const std::string& place : places) {
-    const std::string path = absl::StrCat(place, "/", kModuleFile);
-    if (access(path.c_str(), R_OK) != 0) continue;
-    // All symbols now, so that a CUDA library of another version is found here and not inside a step; and none of them for
-    // others, so that the process's own CUDA libraries stay its own.
-    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr)
-      return absl::UnavailableError(absl::StrCat("cannot load ", kModuleFile, ": ", dlerror()));
-    void* entry = dlsym(library, kModuleEntry);
-    if (entry == nullptr)
-      return absl::FailedPreconditionError(absl::StrCat(path, " has no ", kModuleEntry));
-    return reinterpret_cast<ModuleEntry>(entry);
-  }
-  return absl::UnavailableError(
-      absl::StrCat("no ", kModuleFile, " in ", absl::StrJoin(places, ", ")));
-}
-
 }  // namespace
 
 std::vector<std::string> ModulePlaces() {
@@ -65,13 +47,32 @@ std::vector<std::string> ModulePlaces() {
   return places;
 }
 
+absl::StatusOr<void*> OpenModule(absl::string_view file, const char* entry,
+                                 absl::Span<const std::string> places) {
+  for (const std::string& place : places) {
+    const std::string path = absl::StrCat(place, "/", file);
+    if (access(path.c_str(), R_OK) != 0) continue;
+    // All symbols now, so that a CUDA library of another version is found here and not inside a step; and none of them for
+    // others, so that the process's own CUDA libraries stay its own.
+    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr)
+      return absl::UnavailableError(absl::StrCat("cannot load ", file, ": ", dlerror()));
+    void* found = dlsym(library, entry);
+    if (found == nullptr)
+      return absl::FailedPreconditionError(absl::StrCat(path, " has no ", entry));
+    return found;
+  }
+  return absl::UnavailableError(absl::StrCat("no ", file, " in ", absl::StrJoin(places, ", ")));
+}
+
 absl::StatusOr<std::unique_ptr<kernels::Backend>> LoadBackend(int device) {
   return LoadBackend(device, ModulePlaces());
 }
 
 absl::StatusOr<std::unique_ptr<kernels::Backend>> LoadBackend(
     int device, absl::Span<const std::string> places) {
-  ASSIGN_OR_RETURN(const ModuleEntry open, Open(places));
+  ASSIGN_OR_RETURN(void* const entry, OpenModule(kModuleFile, kModuleEntry, places));
+  const auto open = reinterpret_cast<ModuleEntry>(entry);
   int code = static_cast<int>(absl::StatusCode::kInternal);
   char why[512] = {};
   kernels::Backend* backend = open(kModuleAbi, device, &code, why, sizeof(why));

@@ -9,6 +9,14 @@
 #include "kernels/cuda/status.h"
 
 namespace dmuon::cuda {
+
+absl::Status ToStatus(cublasStatus_t error, absl::string_view doing) {
+  if (error == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
+  const std::string message = absl::StrCat(doing, ": ", cublasLtGetStatusName(error));
+  if (error == CUBLAS_STATUS_ALLOC_FAILED) return absl::ResourceExhaustedError(message);
+  return absl::InternalError(message);
+}
+
 namespace {
 
 constexpr int kCandidates = 6;

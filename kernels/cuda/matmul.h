@@ -13,11 +13,16 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/cuda/launch.h"
 
 namespace dmuon::cuda {
+
+// RESOURCE_EXHAUSTED: no memory for the library. INTERNAL: everything else.
+absl::Status ToStatus(cublasStatus_t error, absl::string_view doing);
 
 // D (m x n) = alpha op(A) op(B) + beta C, `batch` times at fixed strides. C and D have one layout and one element type.
 // All sums are in fp32.

@@ -21,11 +21,4 @@ absl::Status ToStatus(cudaError_t error, absl::string_view doing) {
   }
 }
 
-absl::Status ToStatus(cublasStatus_t error, absl::string_view doing) {
-  if (error == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
-  const std::string message = absl::StrCat(doing, ": ", cublasLtGetStatusName(error));
-  if (error == CUBLAS_STATUS_ALLOC_FAILED) return absl::ResourceExhaustedError(message);
-  return absl::InternalError(message);
-}
-
 }  // namespace dmuon::cuda

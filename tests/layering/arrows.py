@@ -37,9 +37,9 @@ ARROWS: dict[str, list[str]] = {
 # Headers from outside and where they may stand; a file's path starts with one of these.
 CONFINED: dict[str, list[str]] = {
     r"grpc(pp)?/|google/protobuf/|.*\.pb\.h$": ["server/rpc", "server/daemon", "client"],
-    r"nccl\.h$": ["server/collective/nccl_", "kernels/cuda"],
+    r"nccl\.h$": ["server/collective/nccl_"],
     r"cublas": ["kernels/cuda"],
-    r"cuda": ["kernels/cuda", "server/memory/cuda_", "client/cuda_"],
+    r"cuda": ["kernels/cuda", "server/collective/nccl_", "server/memory/cuda_", "client/cuda_"],
     r"yaml-cpp/": ["server/daemon", "client/ctl"],
     r"CLI/": ["server/main", "server/daemon", "client/ctl"],
     r"nlohmann/": ["server/daemon", "client/ctl"],

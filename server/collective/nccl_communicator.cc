@@ -1,0 +1,506 @@
+#include "server/collective/nccl_communicator.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "base/fnv1a.h"
+#include "base/log.h"
+#include "base/status_macros.h"
+#include "kernels/cuda/status.h"
+#include "kernels/cuda/stream.h"
+#include "server/collective/nccl_status.h"
+
+namespace dmuon::server {
+namespace {
+
+using cuda::ToStatus;
+
+constexpr int kExitStuck = 70;
+constexpr absl::Duration kBusyPause = absl::Microseconds(20);
+constexpr absl::Duration kIdlePause =
+    absl::Milliseconds(50);  // an error of an idle epoch is seen this late
+
+ncclDataType_t NcclType(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kF32: return ncclFloat32;
+    case Dtype::kBF16: return ncclBfloat16;
+    case Dtype::kF16: return ncclFloat16;
+  }
+  return ncclFloat32;
+}
+
+absl::string_view Name(Movement movement) {
+  switch (movement) {
+    case Movement::kSum: return "sum";
+    case Movement::kSumTo: return "sum to one";
+    case Movement::kBroadcast: return "broadcast";
+    case Movement::kGather: return "gather";
+  }
+  return "?";
+}
+
+std::string Text(const Exchange& e) {
+  return absl::StrCat(Name(e.movement), " of ", e.count, " ", dmuon::Name(e.dtype), ", root ",
+                      e.root);
+}
+
+bool Same(const Exchange& a, const Exchange& b) {
+  return a.movement == b.movement && a.root == b.root && a.dtype == b.dtype && a.count == b.count;
+}
+
+uint64_t Extend(uint64_t digest, const Exchange& e) {
+  Fnv1a hash;
+  hash.Add(digest);
+  hash.Add(static_cast<uint64_t>(e.movement));
+  hash.Add(static_cast<uint64_t>(e.root));
+  hash.Add(static_cast<uint64_t>(e.dtype));
+  hash.Add(static_cast<uint64_t>(e.count));
+  return hash.value();
+}
+
+absl::Status Check(const DeviceCommunicatorOptions& options) {
+  const int ranks = static_cast<int>(options.devices.size());
+  if (options.id.size() != sizeof(ncclUniqueId))
+    return absl::InvalidArgumentError(
+        absl::StrCat("an id of ", options.id.size(), " bytes, expected ", sizeof(ncclUniqueId)));
+  for (int a = 0; a < ranks; ++a) {
+    for (int b = 0; b < a; ++b) {
+      if (options.devices[a] == options.devices[b])
+        return absl::InvalidArgumentError(absl::StrCat("ranks ", b, " and ", a, " are both on ",
+                                                       options.devices[a], "; NCCL takes one"));
+    }
+  }
+  if (options.local.empty()) return absl::InvalidArgumentError("no rank of this process");
+  std::set<int> seen;
+  for (const auto& local : options.local) {
+    if (local.rank < 0 || local.rank >= ranks || !seen.insert(local.rank).second)
+      return absl::InvalidArgumentError(
+          absl::StrCat("rank ", local.rank, " of this process, of ", ranks, " ranks"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DeviceCommunicator>> NcclCommunicator::Create(
+    const DeviceCommunicatorOptions& options) {
+  RETURN_IF_ERROR(Check(options));
+  auto made = std::unique_ptr<NcclCommunicator>(new NcclCommunicator(options));
+  NcclCommunicator& c = *made;
+  c.watching_ = std::thread([&c] { c.Watch(); });
+  c.issuing_ = std::thread([&c] { c.Run(); });
+  return std::unique_ptr<DeviceCommunicator>(std::move(made));
+}
+
+NcclCommunicator::NcclCommunicator(const DeviceCommunicatorOptions& options)
+    : options_(options), digest_(Fnv1a().value()) {
+  const auto ring = static_cast<size_t>(options_.most_under_way);
+  issued_time_.resize(ring);
+  for (const auto& [rank, device] : options_.local) {
+    auto local = std::make_unique<Local>();
+    local->rank = rank;
+    local->device = device;
+    local->exchanges.resize(ring);
+    local->submitted_at.resize(ring, nullptr);
+    local->ended_at.resize(ring, nullptr);
+    locals_.push_back(std::move(local));
+  }
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  {
+    absl::MutexLock lock(&mu_);
+    closing_ = true;
+  }
+  if (issuing_.joinable()) issuing_.join();
+  if (watching_.joinable()) watching_.join();
+  for (const auto& local : locals_) {
+    for (const auto* ring : {&local->submitted_at, &local->ended_at}) {
+      for (cudaEvent_t event : *ring) {
+        if (event != nullptr) (void)cudaEventDestroy(event);
+      }
+    }
+  }
+}
+
+// ---- what others call
+
+DeviceCommunicator::State NcclCommunicator::state() const {
+  absl::MutexLock lock(&mu_);
+  return state_;
+}
+
+absl::Status NcclCommunicator::cause() const {
+  absl::MutexLock lock(&mu_);
+  return cause_;
+}
+
+uint64_t NcclCommunicator::digest() const { return digest_.load(std::memory_order_acquire); }
+
+NcclCommunicator::Local* NcclCommunicator::Find(int rank) const {
+  for (const auto& local : locals_) {
+    if (local->rank == rank) return local.get();
+  }
+  return nullptr;
+}
+
+absl::StatusOr<uint64_t> NcclCommunicator::Submit(int rank, kernels::Stream stream,
+                                                  const Exchange& exchange) {
+  {
+    absl::MutexLock lock(&mu_);
+    RETURN_IF_ERROR(cause_);
+    if (state_ != State::kReady)
+      return absl::FailedPreconditionError("the communicator is not formed yet");
+  }
+  Local* local = Find(rank);
+  if (local == nullptr)
+    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " is not of this process"));
+  const uint64_t number = local->submitted.load(std::memory_order_relaxed) + 1;
+  if (number - local->ended.load(std::memory_order_acquire) >
+      static_cast<uint64_t>(options_.most_under_way)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(options_.most_under_way, " exchanges of rank ", rank, " are under way"));
+  }
+  local->exchanges[SlotOf(number)] = exchange;
+  RETURN_IF_ERROR(ToStatus(cudaEventRecord(local->submitted_at[SlotOf(number)],
+                                           static_cast<cuda::StreamState*>(stream.handle)->get()),
+                           "marking the stream before an exchange"));
+  local->submitted.store(number, std::memory_order_release);
+  absl::MutexLock lock(&mu_);
+  news_ = true;
+  return number;
+}
+
+absl::StatusOr<bool> NcclCommunicator::Ended(int rank, uint64_t number) const {
+  const Local* local = Find(rank);
+  if (local == nullptr)
+    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " is not of this process"));
+  if (local->ended.load(std::memory_order_acquire) >= number) return true;
+  absl::MutexLock lock(&mu_);
+  // Until the library has let go, the memory of an exchange is still its.
+  if (state_ == State::kAborted) return cause_;
+  return false;
+}
+
+void NcclCommunicator::Abort(const absl::Status& cause) {
+  absl::MutexLock lock(&mu_);
+  if (cause_.ok()) cause_ = cause;
+}
+
+// ---- the issuing thread
+
+template <typename F>
+auto NcclCommunicator::Call(absl::string_view what, const F& call) {
+  {
+    absl::MutexLock lock(&mu_);
+    calling_ = what;
+    called_ = absl::Now();
+  }
+  const auto result = call();
+  absl::MutexLock lock(&mu_);
+  called_ = absl::InfiniteFuture();
+  return result;
+}
+
+absl::Status NcclCommunicator::Cancelled() const {
+  absl::MutexLock lock(&mu_);
+  return closing_ && cause_.ok() ? absl::CancelledError("the communicator is being closed")
+                                 : cause_;
+}
+
+void NcclCommunicator::Run() {
+  absl::Status status = Form();
+  if (status.ok()) {
+    absl::MutexLock lock(&mu_);
+    if (cause_.ok()) state_ = State::kReady;
+  }
+  while (status.ok()) status = Turn();
+  absl::Status cause;
+  {
+    absl::MutexLock lock(&mu_);
+    // A communicator that is closed tells nobody. Else the first cause counts.
+    const bool closed = closing_ && cause_.ok();
+    if (!closed && cause_.ok()) cause_ = Annotate(status, absl::StrCat("epoch ", options_.epoch));
+    cause = cause_;
+  }
+  if (!cause.ok()) {
+    Log(LogLevel::kWarning, "communicator_aborted",
+        {{"epoch", options_.epoch}, {"cause", cause.message()}});
+    if (options_.on_abort) options_.on_abort(cause);
+    AbortAll();
+  } else {
+    CloseAll();
+  }
+  absl::MutexLock lock(&mu_);
+  state_ = State::kAborted;
+  if (cause_.ok()) cause_ = absl::CancelledError("the communicator is closed");
+  finished_ = true;
+}
+
+absl::Status NcclCommunicator::Prepare() {
+  for (const auto& local : locals_) {
+    RETURN_IF_ERROR(ToStatus(cudaSetDevice(local->device), "selecting the device"));
+    int least = 0, greatest = 0;
+    RETURN_IF_ERROR(
+        ToStatus(cudaDeviceGetStreamPriorityRange(&least, &greatest), "reading stream priorities"));
+    RETURN_IF_ERROR(
+        ToStatus(cudaStreamCreateWithPriority(&local->stream, cudaStreamNonBlocking, greatest),
+                 "creating a stream"));
+    for (auto* ring : {&local->submitted_at, &local->ended_at}) {
+      for (cudaEvent_t& event : *ring)
+        RETURN_IF_ERROR(ToStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
+                                 "creating an event"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::Form() {
+  RETURN_IF_ERROR(Prepare());
+  ncclUniqueId id;
+  std::copy(options_.id.begin(), options_.id.end(), id.internal);
+  const int ranks = static_cast<int>(options_.devices.size());
+  RETURN_IF_ERROR(Grouped("forming the communicator", "ncclCommInitRankConfig", [&](Local& local) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    return ncclCommInitRankConfig(&local.communicator, ranks, id, local.rank, &config);
+  }));
+  const std::string here = absl::StrJoin(
+      locals_, ", ", [](std::string* out, const auto& l) { absl::StrAppend(out, l->rank); });
+  return Settle(absl::StrCat("forming the communicator of ", ranks, " ranks (here: ", here, ")"),
+                options_.join_timeout);
+}
+
+// One group of NCCL, closed again whatever happens inside.
+absl::Status NcclCommunicator::Grouped(absl::string_view doing, absl::string_view what,
+                                       absl::FunctionRef<ncclResult_t(Local&)> call) {
+  RETURN_IF_ERROR(NcclStatus(Call("ncclGroupStart", [] { return ncclGroupStart(); }), doing));
+  absl::Status status;
+  for (const auto& local : locals_) {
+    if (status.ok()) status = ToStatus(cudaSetDevice(local->device), "selecting the device");
+    if (status.ok()) status = NcclStatus(Call(what, [&] { return call(*local); }), doing);
+  }
+  const ncclResult_t ended = Call("ncclGroupEnd", [] { return ncclGroupEnd(); });
+  return status.ok() ? NcclStatus(ended, doing) : status;
+}
+
+absl::StatusOr<bool> NcclCommunicator::InProgress(absl::string_view doing) {
+  bool in_progress = false;
+  for (const auto& local : locals_) {
+    if (local->communicator == nullptr) continue;
+    ncclResult_t state = ncclSuccess;
+    const ncclResult_t asked = Call("ncclCommGetAsyncError", [&] {
+      return ncclCommGetAsyncError(local->communicator, &state);
+    });
+    const std::string who = absl::StrCat(doing, ": rank ", local->rank);
+    RETURN_IF_ERROR(NcclStatus(asked, who));
+    RETURN_IF_ERROR(NcclStatus(state, who));
+    in_progress |= state == ncclInProgress;
+  }
+  return in_progress;
+}
+
+absl::Status NcclCommunicator::Settle(absl::string_view doing, absl::Duration patience) {
+  const absl::Time deadline = absl::Now() + patience;
+  while (true) {
+    ASSIGN_OR_RETURN(const bool in_progress, InProgress(doing));
+    if (!in_progress) return absl::OkStatus();
+    RETURN_IF_ERROR(Cancelled());
+    if (absl::Now() > deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat(doing, ": not done after ", absl::FormatDuration(patience)));
+    }
+    absl::MutexLock lock(&mu_);
+    mu_.AwaitWithTimeout(absl::Condition(this, &NcclCommunicator::Interrupted), kBusyPause);
+  }
+}
+
+// Issues what can be issued, and looks at what was. Waits a little when there is nothing to do.
+absl::Status NcclCommunicator::Turn() {
+  RETURN_IF_ERROR(Cancelled());
+  const auto submitted_by_all = [this] {
+    return std::all_of(locals_.begin(), locals_.end(), [this](const auto& local) {
+      return local->submitted.load(std::memory_order_acquire) > issued_;
+    });
+  };
+  while (submitted_by_all()) RETURN_IF_ERROR(IssueNext());
+  RETURN_IF_ERROR(CollectEnded());
+  RETURN_IF_ERROR(
+      InProgress(ended_ < issued_ ? Describe(ended_ + 1) : "between exchanges").status());
+  if (ended_ < issued_ &&
+      absl::Now() - issued_time_[SlotOf(ended_ + 1)] > options_.exchange_timeout) {
+    return absl::DeadlineExceededError(
+        absl::StrCat(Describe(ended_ + 1), " has not ended after ",
+                     absl::FormatDuration(options_.exchange_timeout)));
+  }
+  absl::MutexLock lock(&mu_);
+  mu_.AwaitWithTimeout(absl::Condition(this, &NcclCommunicator::Interrupted),
+                       ended_ < issued_ ? kBusyPause : kIdlePause);
+  news_ = false;
+  return absl::OkStatus();
+}
+
+std::string NcclCommunicator::Describe(uint64_t number) const {
+  return absl::StrCat("exchange ", number, " (", Text(locals_[0]->exchanges[SlotOf(number)]), ")");
+}
+
+// NCCL does not notice ranks that differ: it hangs, or moves the wrong bytes.
+absl::Status NcclCommunicator::Agree(uint64_t number) const {
+  const Exchange& first = locals_[0]->exchanges[SlotOf(number)];
+  for (const auto& local : locals_) {
+    const Exchange& other = local->exchanges[SlotOf(number)];
+    if (Same(first, other)) continue;
+    return absl::InternalError(absl::StrCat("exchange ", number, ": rank ", locals_[0]->rank,
+                                            " submitted ", Text(first), "; rank ", local->rank,
+                                            " submitted ", Text(other)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::IssueNext() {
+  const uint64_t number = issued_ + 1;
+  const size_t slot = SlotOf(number);
+  RETURN_IF_ERROR(Agree(number));
+  for (const auto& local : locals_) {
+    RETURN_IF_ERROR(ToStatus(cudaStreamWaitEvent(local->stream, local->submitted_at[slot], 0),
+                             "ordering an exchange"));
+  }
+  RETURN_IF_ERROR(Grouped(Describe(number), "an NCCL operation",
+                          [&](Local& local) { return Issue(local, local.exchanges[slot]); }));
+  const absl::Time now = absl::Now();
+  RETURN_IF_ERROR(Settle(absl::StrCat("issuing ", Describe(number)), options_.exchange_timeout));
+  for (const auto& local : locals_) {
+    RETURN_IF_ERROR(ToStatus(cudaSetDevice(local->device), "selecting the device"));
+    RETURN_IF_ERROR(ToStatus(cudaEventRecord(local->ended_at[slot], local->stream),
+                             "marking the end of an exchange"));
+  }
+  issued_time_[slot] = now;
+  digest_.store(Extend(digest_.load(std::memory_order_relaxed), locals_[0]->exchanges[slot]),
+                std::memory_order_release);
+  issued_ = number;
+  return absl::OkStatus();
+}
+
+ncclResult_t NcclCommunicator::Issue(const Local& local, const Exchange& e) {
+  const auto count = static_cast<size_t>(e.count);
+  const ncclDataType_t type = NcclType(e.dtype);
+  switch (e.movement) {
+    case Movement::kSum:
+      return ncclAllReduce(e.from, e.to, count, type, ncclSum, local.communicator, local.stream);
+    case Movement::kSumTo:
+      return ncclReduce(e.from, e.to, count, type, ncclSum, e.root, local.communicator,
+                        local.stream);
+    case Movement::kBroadcast:
+      return ncclBroadcast(e.from, e.to, count, type, e.root, local.communicator, local.stream);
+    case Movement::kGather: return Gather(local, e);
+  }
+  return ncclInvalidArgument;
+}
+
+ncclResult_t NcclCommunicator::Gather(const Local& local, const Exchange& e) {
+  const auto count = static_cast<size_t>(e.count);
+  const ncclDataType_t type = NcclType(e.dtype);
+  if (local.rank != e.root)
+    return ncclSend(e.from, count, type, e.root, local.communicator, local.stream);
+  const size_t bytes = count * ByteSize(e.dtype);
+  for (int rank = 0; rank < static_cast<int>(options_.devices.size()); ++rank) {
+    char* to = static_cast<char*>(e.to) + static_cast<size_t>(rank) * bytes;
+    if (rank == e.root) {
+      if (cudaMemcpyAsync(to, e.from, bytes, cudaMemcpyDeviceToDevice, local.stream) != cudaSuccess)
+        return ncclUnhandledCudaError;
+      continue;
+    }
+    const ncclResult_t result = ncclRecv(to, count, type, rank, local.communicator, local.stream);
+    if (result != ncclSuccess && result != ncclInProgress) return result;
+  }
+  return ncclSuccess;
+}
+
+absl::Status NcclCommunicator::CollectEnded() {
+  uint64_t all = issued_;
+  for (const auto& local : locals_) {
+    uint64_t ended = local->ended.load(std::memory_order_relaxed);
+    while (ended < issued_) {
+      const cudaError_t error = cudaEventQuery(local->ended_at[SlotOf(ended + 1)]);
+      if (error == cudaErrorNotReady) break;
+      RETURN_IF_ERROR(ToStatus(error, Describe(ended + 1)));
+      ++ended;
+    }
+    local->ended.store(ended, std::memory_order_release);
+    all = std::min(all, ended);
+  }
+  ended_ = all;
+  return absl::OkStatus();
+}
+
+// The orderly end, of an epoch in which nothing is under way.
+void NcclCommunicator::CloseAll() {
+  absl::Status status =
+      ended_ == issued_ ? absl::OkStatus() : absl::CancelledError("closed under exchanges");
+  if (status.ok()) {
+    status = Grouped("closing", "ncclCommFinalize",
+                     [](Local& local) { return ncclCommFinalize(local.communicator); });
+  }
+  const absl::Time deadline = absl::Now() + options_.abort_timeout;
+  while (status.ok()) {
+    const absl::StatusOr<bool> in_progress = InProgress("closing");
+    status = in_progress.status();
+    if (!status.ok() || !*in_progress) break;
+    if (absl::Now() > deadline) status = absl::DeadlineExceededError("closing");
+  }
+  for (const auto& local : locals_) {
+    if (!status.ok()) break;
+    status = NcclStatus(
+        Call("ncclCommDestroy", [&] { return ncclCommDestroy(local->communicator); }), "closing");
+    if (status.ok()) local->communicator = nullptr;
+  }
+  AbortAll();  // what could not be closed, and the streams
+}
+
+void NcclCommunicator::AbortAll() {
+  for (const auto& local : locals_) {
+    if (local->communicator == nullptr) continue;
+    const ncclResult_t result = Call("ncclCommAbort", [&] {
+      return ncclCommAbort(std::exchange(local->communicator, nullptr));
+    });
+    if (result != ncclSuccess) {
+      Log(LogLevel::kWarning, "communicator_not_aborted",
+          {{"rank", local->rank}, {"reason", NcclStatus(result, "ncclCommAbort").message()}});
+    }
+  }
+  for (const auto& local : locals_) {
+    // Once aborted, what was on the stream ends; until then its memory is in use.
+    if (cudaSetDevice(local->device) != cudaSuccess) continue;
+    if (local->stream != nullptr) {
+      (void)Call("cudaStreamSynchronize", [&] { return cudaStreamSynchronize(local->stream); });
+      (void)cudaStreamDestroy(std::exchange(local->stream, nullptr));
+    }
+  }
+}
+
+// ---- the watching thread
+
+void NcclCommunicator::Watch() {
+  std::string what;
+  {
+    absl::MutexLock lock(&mu_);
+    while (!finished_ && absl::Now() - called_ <= options_.abort_timeout) {
+      mu_.AwaitWithTimeout(absl::Condition(&finished_), options_.abort_timeout / 4);
+    }
+    if (finished_) return;
+    what = absl::StrCat("epoch ", options_.epoch, ": ", calling_, " has not returned after ",
+                        absl::FormatDuration(options_.abort_timeout));
+  }
+  Abort(absl::DeadlineExceededError(what));
+  Log(LogLevel::kError, "communicator_stuck", {{"reason", what}});
+  if (options_.on_stuck) return options_.on_stuck(absl::DeadlineExceededError(what));
+  // Memory and threads that the library holds cannot be had back. State is on disk or in other daemons.
+  std::_Exit(kExitStuck);
+}
+
+}  // namespace dmuon::server
