@@ -25,15 +25,6 @@ constexpr absl::Duration kBusyPause = absl::Microseconds(20);
 constexpr absl::Duration kIdlePause =
     absl::Milliseconds(50);  // an error of an idle epoch is seen this late
 
-ncclDataType_t NcclType(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kF32: return ncclFloat32;
-    case Dtype::kBF16: return ncclBfloat16;
-    case Dtype::kF16: return ncclFloat16;
-  }
-  return ncclFloat32;
-}
-
 absl::string_view Name(Movement movement) {
   switch (movement) {
     case Movement::kSum: return "sum";
@@ -101,15 +92,8 @@ NcclCommunicator::NcclCommunicator(const DeviceCommunicatorOptions& options)
     : options_(options), digest_(Fnv1a().value()) {
   const auto ring = static_cast<size_t>(options_.most_under_way);
   issued_time_.resize(ring);
-  for (const auto& [rank, device] : options_.local) {
-    auto local = std::make_unique<Local>();
-    local->rank = rank;
-    local->device = device;
-    local->exchanges.resize(ring);
-    local->submitted_at.resize(ring, nullptr);
-    local->ended_at.resize(ring, nullptr);
-    locals_.push_back(std::move(local));
-  }
+  for (const auto& [rank, device] : options_.local)
+    locals_.push_back(std::make_unique<NcclRank>(rank, device, ring));
 }
 
 NcclCommunicator::~NcclCommunicator() {
@@ -119,13 +103,6 @@ NcclCommunicator::~NcclCommunicator() {
   }
   if (issuing_.joinable()) issuing_.join();
   if (watching_.joinable()) watching_.join();
-  for (const auto& local : locals_) {
-    for (const auto* ring : {&local->submitted_at, &local->ended_at}) {
-      for (cudaEvent_t event : *ring) {
-        if (event != nullptr) (void)cudaEventDestroy(event);
-      }
-    }
-  }
 }
 
 // ---- what others call
@@ -142,7 +119,7 @@ absl::Status NcclCommunicator::cause() const {
 
 uint64_t NcclCommunicator::digest() const { return digest_.load(std::memory_order_acquire); }
 
-NcclCommunicator::Local* NcclCommunicator::Find(int rank) const {
+NcclRank* NcclCommunicator::Find(int rank) const {
   for (const auto& local : locals_) {
     if (local->rank == rank) return local.get();
   }
@@ -157,7 +134,7 @@ absl::StatusOr<uint64_t> NcclCommunicator::Submit(int rank, kernels::Stream stre
     if (state_ != State::kReady)
       return absl::FailedPreconditionError("the communicator is not formed yet");
   }
-  Local* local = Find(rank);
+  NcclRank* local = Find(rank);
   if (local == nullptr)
     return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " is not of this process"));
   const uint64_t number = local->submitted.load(std::memory_order_relaxed) + 1;
@@ -177,7 +154,7 @@ absl::StatusOr<uint64_t> NcclCommunicator::Submit(int rank, kernels::Stream stre
 }
 
 absl::StatusOr<bool> NcclCommunicator::Ended(int rank, uint64_t number) const {
-  const Local* local = Find(rank);
+  const NcclRank* local = Find(rank);
   if (local == nullptr)
     return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " is not of this process"));
   if (local->ended.load(std::memory_order_acquire) >= number) return true;
@@ -242,34 +219,17 @@ void NcclCommunicator::Run() {
   finished_ = true;
 }
 
-absl::Status NcclCommunicator::Prepare() {
-  for (const auto& local : locals_) {
-    RETURN_IF_ERROR(ToStatus(cudaSetDevice(local->device), "selecting the device"));
-    int least = 0, greatest = 0;
-    RETURN_IF_ERROR(
-        ToStatus(cudaDeviceGetStreamPriorityRange(&least, &greatest), "reading stream priorities"));
-    RETURN_IF_ERROR(
-        ToStatus(cudaStreamCreateWithPriority(&local->stream, cudaStreamNonBlocking, greatest),
-                 "creating a stream"));
-    for (auto* ring : {&local->submitted_at, &local->ended_at}) {
-      for (cudaEvent_t& event : *ring)
-        RETURN_IF_ERROR(ToStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
-                                 "creating an event"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::Status NcclCommunicator::Form() {
-  RETURN_IF_ERROR(Prepare());
+  for (const auto& local : locals_) RETURN_IF_ERROR(local->Prepare());
   ncclUniqueId id;
   std::copy(options_.id.begin(), options_.id.end(), id.internal);
   const int ranks = static_cast<int>(options_.devices.size());
-  RETURN_IF_ERROR(Grouped("forming the communicator", "ncclCommInitRankConfig", [&](Local& local) {
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    return ncclCommInitRankConfig(&local.communicator, ranks, id, local.rank, &config);
-  }));
+  RETURN_IF_ERROR(
+      Grouped("forming the communicator", "ncclCommInitRankConfig", [&](NcclRank& local) {
+        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        config.blocking = 0;
+        return ncclCommInitRankConfig(&local.communicator, ranks, id, local.rank, &config);
+      }));
   const std::string here = absl::StrJoin(
       locals_, ", ", [](std::string* out, const auto& l) { absl::StrAppend(out, l->rank); });
   return Settle(absl::StrCat("forming the communicator of ", ranks, " ranks (here: ", here, ")"),
@@ -278,7 +238,7 @@ absl::Status NcclCommunicator::Form() {
 
 // One group of NCCL, closed again whatever happens inside.
 absl::Status NcclCommunicator::Grouped(absl::string_view doing, absl::string_view what,
-                                       absl::FunctionRef<ncclResult_t(Local&)> call) {
+                                       absl::FunctionRef<ncclResult_t(NcclRank&)> call) {
   RETURN_IF_ERROR(NcclStatus(Call("ncclGroupStart", [] { return ncclGroupStart(); }), doing));
   absl::Status status;
   for (const auto& local : locals_) {
@@ -370,8 +330,9 @@ absl::Status NcclCommunicator::IssueNext() {
     RETURN_IF_ERROR(ToStatus(cudaStreamWaitEvent(local->stream, local->submitted_at[slot], 0),
                              "ordering an exchange"));
   }
-  RETURN_IF_ERROR(Grouped(Describe(number), "an NCCL operation",
-                          [&](Local& local) { return Issue(local, local.exchanges[slot]); }));
+  RETURN_IF_ERROR(Grouped(Describe(number), "an NCCL operation", [&](NcclRank& local) {
+    return local.Issue(local.exchanges[slot], static_cast<int>(options_.devices.size()));
+  }));
   const absl::Time now = absl::Now();
   RETURN_IF_ERROR(Settle(absl::StrCat("issuing ", Describe(number)), options_.exchange_timeout));
   for (const auto& local : locals_) {
@@ -384,41 +345,6 @@ absl::Status NcclCommunicator::IssueNext() {
                 std::memory_order_release);
   issued_ = number;
   return absl::OkStatus();
-}
-
-ncclResult_t NcclCommunicator::Issue(const Local& local, const Exchange& e) {
-  const auto count = static_cast<size_t>(e.count);
-  const ncclDataType_t type = NcclType(e.dtype);
-  switch (e.movement) {
-    case Movement::kSum:
-      return ncclAllReduce(e.from, e.to, count, type, ncclSum, local.communicator, local.stream);
-    case Movement::kSumTo:
-      return ncclReduce(e.from, e.to, count, type, ncclSum, e.root, local.communicator,
-                        local.stream);
-    case Movement::kBroadcast:
-      return ncclBroadcast(e.from, e.to, count, type, e.root, local.communicator, local.stream);
-    case Movement::kGather: return Gather(local, e);
-  }
-  return ncclInvalidArgument;
-}
-
-ncclResult_t NcclCommunicator::Gather(const Local& local, const Exchange& e) {
-  const auto count = static_cast<size_t>(e.count);
-  const ncclDataType_t type = NcclType(e.dtype);
-  if (local.rank != e.root)
-    return ncclSend(e.from, count, type, e.root, local.communicator, local.stream);
-  const size_t bytes = count * ByteSize(e.dtype);
-  for (int rank = 0; rank < static_cast<int>(options_.devices.size()); ++rank) {
-    char* to = static_cast<char*>(e.to) + static_cast<size_t>(rank) * bytes;
-    if (rank == e.root) {
-      if (cudaMemcpyAsync(to, e.from, bytes, cudaMemcpyDeviceToDevice, local.stream) != cudaSuccess)
-        return ncclUnhandledCudaError;
-      continue;
-    }
-    const ncclResult_t result = ncclRecv(to, count, type, rank, local.communicator, local.stream);
-    if (result != ncclSuccess && result != ncclInProgress) return result;
-  }
-  return ncclSuccess;
 }
 
 absl::Status NcclCommunicator::CollectEnded() {
@@ -444,7 +370,7 @@ void NcclCommunicator::CloseAll() {
       ended_ == issued_ ? absl::OkStatus() : absl::CancelledError("closed under exchanges");
   if (status.ok()) {
     status = Grouped("closing", "ncclCommFinalize",
-                     [](Local& local) { return ncclCommFinalize(local.communicator); });
+                     [](NcclRank& local) { return ncclCommFinalize(local.communicator); });
   }
   const absl::Time deadline = absl::Now() + options_.abort_timeout;
   while (status.ok()) {

@@ -6,7 +6,6 @@
 #ifndef DMUON_SERVER_COLLECTIVE_NCCL_COMMUNICATOR_H_
 #define DMUON_SERVER_COLLECTIVE_NCCL_COMMUNICATOR_H_
 
-#include <cuda_runtime_api.h>
 #include <nccl.h>
 
 #include <atomic>
@@ -20,6 +19,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "server/collective/device_communicator.h"
+#include "server/collective/nccl_rank.h"
 
 namespace dmuon::server {
 
@@ -38,22 +38,8 @@ class NcclCommunicator final : public DeviceCommunicator {
   void Abort(const absl::Status& cause) override;
 
  private:
-  // A rank of this process. Slot n % most_under_way of the rings belongs to exchange n.
-  struct Local {
-    int rank = 0, device = 0;
-    // Of the issuing thread.
-    ncclComm_t communicator = nullptr;
-    cudaStream_t stream = nullptr;
-    // Of the rank's thread until the exchange is submitted, then of the issuing thread.
-    std::vector<Exchange> exchanges;
-    std::vector<cudaEvent_t> submitted_at;  // what was on the rank's stream before it
-    std::vector<cudaEvent_t> ended_at;
-    std::atomic<uint64_t> submitted{0}, ended{0};
-  };
-
   explicit NcclCommunicator(const DeviceCommunicatorOptions& options);
-  absl::Status Prepare();
-  Local* Find(int rank) const;
+  NcclRank* Find(int rank) const;
   size_t SlotOf(uint64_t number) const {
     return number % static_cast<size_t>(options_.most_under_way);
   }
@@ -64,11 +50,9 @@ class NcclCommunicator final : public DeviceCommunicator {
   absl::Status Turn();
   absl::Status IssueNext();
   absl::Status Agree(uint64_t number) const;
-  ncclResult_t Issue(const Local& local, const Exchange& exchange);
-  ncclResult_t Gather(const Local& local, const Exchange& exchange);
   absl::Status CollectEnded();
   absl::Status Grouped(absl::string_view doing, absl::string_view what,
-                       absl::FunctionRef<ncclResult_t(Local&)> call);
+                       absl::FunctionRef<ncclResult_t(NcclRank&)> call);
   // Whether any communicator still works on its last call; an error that one of them reports.
   absl::StatusOr<bool> InProgress(absl::string_view doing);
   // Until none does.
@@ -87,7 +71,7 @@ class NcclCommunicator final : public DeviceCommunicator {
   }
 
   const DeviceCommunicatorOptions options_;
-  std::vector<std::unique_ptr<Local>> locals_;
+  std::vector<std::unique_ptr<NcclRank>> locals_;
   uint64_t issued_ = 0, ended_ = 0;      // of the issuing thread: by all local ranks
   std::vector<absl::Time> issued_time_;  // ring
   std::atomic<uint64_t> digest_;
