@@ -13,7 +13,7 @@
 namespace dmuon::client {
 namespace {
 
-constexpr absl::Duration kCloseTimeout = absl::Seconds(10);
+constexpr absl::Duration kCloseTimeout = absl::Seconds(30);  // a driver has time to let go
 
 uint64_t Elements(const Parameter& parameter) {
   uint64_t count = 1;
@@ -60,6 +60,8 @@ absl::StatusOr<std::unique_ptr<Session>> Connection::OpenSession(OpenOptions opt
   session->parameters = std::move(options.parameters);
   session->table_digest = response.table_digest();
   session->placement = FromProto(response);
+  session->by_handle = response.arenas_by_handle();
+  session->wanted_device = options.device;
   return std::make_unique<Session>(std::move(session));
 }
 
@@ -78,6 +80,10 @@ absl::Status Session::Configure(OptimizerOptions options) {
   ASSIGN_OR_RETURN(v1::ConfigureGroupsRequest request, ToProto(options));
   request.set_session_id(s.id);
   request.set_rank(s.rank);
+  if (s.by_handle) {
+    RETURN_IF_ERROR(s.ChooseDevice());
+    request.set_gpu_uuid(s.gpu);
+  }
   v1::ConfigureGroupsResponse response;
   RETURN_IF_ERROR(
       s.connection->Unary(&v1::Trainer::Stub::PrepareAsyncConfigureGroups, request, response));
@@ -98,8 +104,14 @@ absl::Status Session::Impl::MapArenas(const v1::ConfigureGroupsResponse& respons
     return Mapping::Map(std::move(arena.fd), bytes, name);
   };
   ASSIGN_OR_RETURN(control, map(wire::ArenaKind::kControl, response.control_bytes(), "CONTROL"));
-  ASSIGN_OR_RETURN(grad, map(wire::ArenaKind::kGrad, response.grad_bytes(), "GRAD"));
-  ASSIGN_OR_RETURN(weight, map(wire::ArenaKind::kWeight, response.weight_bytes(), "WEIGHT"));
+  if (by_handle) {
+    RETURN_IF_ERROR(AllocateArenas(response.grad_bytes(), response.weight_bytes()));
+  } else {
+    ASSIGN_OR_RETURN(grad, map(wire::ArenaKind::kGrad, response.grad_bytes(), "GRAD"));
+    ASSIGN_OR_RETURN(weight, map(wire::ArenaKind::kWeight, response.weight_bytes(), "WEIGHT"));
+    grad_base = grad.base();
+    weight_base = weight.base();
+  }
   ASSIGN_OR_RETURN(page, wire::ControlPage::Attach(control.base(), control.bytes()));
   const wire::PageLayout& layout = page.layout();
   if (layout.boundaries != boundaries.size() || layout.parameters != parameters.size() ||
@@ -125,9 +137,10 @@ absl::Status Session::Impl::Adopt(const OptimizerOptions& options,
     const uint64_t elements = Elements(parameters[i]);
     const ParameterConfig& config = options.parameters[i];
     RETURN_IF_ERROR(CheckInside(parameters[i], "GRAD", at.grad_offset(),
-                                elements * ElementBytes(config.grad_dtype), grad.bytes()));
+                                elements * ElementBytes(config.grad_dtype), response.grad_bytes()));
     RETURN_IF_ERROR(CheckInside(parameters[i], "WEIGHT", at.weight_offset(),
-                                elements * ElementBytes(config.param_dtype), weight.bytes()));
+                                elements * ElementBytes(config.param_dtype),
+                                response.weight_bytes()));
     grad_offset.push_back(at.grad_offset());
     weight_offset.push_back(at.weight_offset());
   }
@@ -157,12 +170,23 @@ absl::Status Session::Start() {
     buffer->set_size(mapping.bytes());
   };
   add(v1::BUFFER_KIND_CONTROL, s.control);
-  add(v1::BUFFER_KIND_GRAD, s.grad);
-  add(v1::BUFFER_KIND_WEIGHT, s.weight);
+  if (s.by_handle) {
+    RETURN_IF_ERROR(s.DescribeArenas(request));
+    RETURN_IF_ERROR(s.StartEvents());
+    s.registered = true;
+  } else {
+    add(v1::BUFFER_KIND_GRAD, s.grad);
+    add(v1::BUFFER_KIND_WEIGHT, s.weight);
+  }
   v1::RegisterBuffersResponse response;
   RETURN_IF_ERROR(
       s.connection->Unary(&v1::Trainer::Stub::PrepareAsyncRegisterBuffers, request, response));
-  s.step = response.step();
+  if (s.by_handle) {
+    ASSIGN_OR_RETURN(const uint64_t step, s.Confirm(response));
+    s.step = step;
+  } else {
+    s.step = response.step();
+  }
   s.phase = Phase::kStarted;
   return absl::OkStatus();
 }
@@ -171,12 +195,14 @@ absl::Status Session::Close() {
   Impl& s = *impl_;
   const Phase before = s.phase.exchange(Phase::kClosed);
   if (before == Phase::kClosed) return absl::OkStatus();
+  s.events.reset();
   v1::CloseSessionRequest request;
   request.set_session_id(s.id);
   request.set_rank(s.rank);
   v1::CloseSessionResponse response;
   const absl::Status status = s.connection->Unary(&v1::Trainer::Stub::PrepareAsyncCloseSession,
                                                   request, response, kCloseTimeout);
+  s.FreeArenas(status);
   // A session that is gone already is closed; and of a lost one nobody expects an answer.
   if (before == Phase::kLost || absl::IsNotFound(status)) return absl::OkStatus();
   return status;
@@ -196,11 +222,11 @@ size_t Checked(int index, size_t count, const char* what) {
 }  // namespace
 
 std::byte* Session::grad(int parameter) const {
-  return impl_->grad.base() +
+  return impl_->grad_base +
          impl_->grad_offset[Checked(parameter, impl_->grad_offset.size(), "parameter")];
 }
 std::byte* Session::weight(int parameter) const {
-  return impl_->weight.base() +
+  return impl_->weight_base +
          impl_->weight_offset[Checked(parameter, impl_->weight_offset.size(), "parameter")];
 }
 int Session::window(int boundary) const {
@@ -218,6 +244,11 @@ void Session::SetHyper(int group, const Hyper& hyper) {
                                  .beta1 = hyper.beta1,
                                  .beta2 = hyper.beta2,
                                  .eps = hyper.eps};
+}
+
+std::optional<int> Session::device() const {
+  if (impl_->cuda == nullptr) return std::nullopt;
+  return impl_->device;
 }
 
 uint64_t Session::step() const { return impl_->step; }

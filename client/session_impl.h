@@ -5,6 +5,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,7 +15,9 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "client/connection_impl.h"
+#include "client/device_arena.h"
 #include "client/dmuon/client.h"
+#include "client/event_thread.h"
 #include "client/mapping.h"
 #include "client/page_wait.h"
 #include "dmuon/v1/trainer.pb.h"
@@ -34,8 +38,19 @@ struct Session::Impl {
   uint64_t table_digest = 0;
   Placement placement;
 
+  // The daemon computes on GPUs: GRAD and WEIGHT are this process's device memory.
+  bool by_handle = false;
+  std::optional<int> wanted_device;
+  const CudaRuntime* cuda = nullptr;  // with by_handle, from Configure on
+  int device = 0;
+  std::string gpu;
+
   // Set once by Configure.
   Mapping control, grad, weight;
+  DeviceArena device_grad, device_weight;
+  bool registered = false;  // the daemon may have mapped them
+  std::byte* grad_base = nullptr;
+  std::byte* weight_base = nullptr;
   wire::ControlPage page;
   std::vector<uint64_t> grad_offset, weight_offset;  // by parameter
   std::vector<int> window;                           // by boundary
@@ -60,6 +75,7 @@ struct Session::Impl {
       ABSL_GUARDED_BY(push_mu);  // by window: the materialised boundary, or -1 (Z3)
   uint64_t ticket ABSL_GUARDED_BY(push_mu) = 0;
   std::atomic<uint64_t> steps_sent{0};  // STEP records
+  std::unique_ptr<EventThread> events;  // with by_handle, from Start on
 
   // FAILED_PRECONDITION unless started; in a forked child; UNAVAILABLE once the session is lost.
   absl::Status CheckStarted() const;
@@ -71,12 +87,26 @@ struct Session::Impl {
   absl::Status Push(wire::RecordType type, absl::FunctionRef<absl::Status(wire::Record&)> fill,
                     absl::FunctionRef<void(const wire::Record&)> pushed)
       ABSL_LOCKS_EXCLUDED(push_mu);
+  // The records behind Session::Ready and Session::Release. REQUIRES: a boundary of the table.
+  absl::Status PushReady(int boundary) ABSL_LOCKS_EXCLUDED(push_mu);
+  absl::Status PushRelease(int boundary) ABSL_LOCKS_EXCLUDED(push_mu);
   // Begins to collect gradients for generation `next`.
   void NextGeneration(uint64_t next) ABSL_LOCKS_EXCLUDED(push_mu);
 
   // Configure, after the daemon's answer.
   absl::Status Adopt(const OptimizerOptions& options, const v1::ConfigureGroupsResponse& response);
   absl::Status MapArenas(const v1::ConfigureGroupsResponse& response);
+  // With by_handle; session_device.cc.
+  absl::Status ChooseDevice();
+  absl::Status AllocateArenas(uint64_t grad_bytes, uint64_t weight_bytes);
+  absl::Status DescribeArenas(v1::RegisterBuffersRequest& request) const;
+  absl::StatusOr<uint64_t> Confirm(const v1::RegisterBuffersResponse& response);
+  absl::Status StartEvents();
+  void FreeArenas(const absl::Status& closed);
+  absl::Status Later(EventThread::Kind kind, int boundary, DeviceStream stream);
+  // Until the event thread has done what was asked for, of this window or at all.
+  absl::Status Settle();
+  absl::Status SettleWindow(int of_boundary);
 };
 
 }  // namespace dmuon::client

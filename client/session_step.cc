@@ -113,6 +113,7 @@ absl::Status Session::WaitAllWeights() {
 absl::Status Session::Materialize(int boundary) {
   Impl& s = *impl_;
   RETURN_IF_ERROR(WaitWeights(boundary));
+  RETURN_IF_ERROR(s.Settle());
   const size_t b = static_cast<size_t>(boundary);
   uint64_t ticket = 0;
   const auto fill = [&](wire::Record& record) {
@@ -137,9 +138,13 @@ absl::Status Session::Materialize(int boundary) {
 }
 
 absl::Status Session::Release(int boundary) {
-  Impl& s = *impl_;
-  RETURN_IF_ERROR(s.CheckStarted());
-  RETURN_IF_ERROR(CheckBoundary(s, boundary));
+  RETURN_IF_ERROR(impl_->CheckStarted());
+  RETURN_IF_ERROR(CheckBoundary(*impl_, boundary));
+  return impl_->PushRelease(boundary);
+}
+
+absl::Status Session::Impl::PushRelease(int boundary) {
+  Impl& s = *this;
   const size_t b = static_cast<size_t>(boundary);
   const auto fill = [&](wire::Record& record) {
     s.push_mu.AssertHeld();
@@ -160,6 +165,7 @@ absl::Status Session::WaitGradWritable(int boundary) {
   Impl& s = *impl_;
   RETURN_IF_ERROR(s.CheckStarted());
   RETURN_IF_ERROR(CheckBoundary(s, boundary));
+  RETURN_IF_ERROR(s.SettleWindow(boundary));
   Impl::LastUse last;
   {
     absl::MutexLock lock(&s.push_mu);
@@ -170,9 +176,13 @@ absl::Status Session::WaitGradWritable(int boundary) {
 }
 
 absl::Status Session::Ready(int boundary) {
-  Impl& s = *impl_;
-  RETURN_IF_ERROR(s.CheckStarted());
-  RETURN_IF_ERROR(CheckBoundary(s, boundary));
+  RETURN_IF_ERROR(impl_->CheckStarted());
+  RETURN_IF_ERROR(CheckBoundary(*impl_, boundary));
+  return impl_->PushReady(boundary);
+}
+
+absl::Status Session::Impl::PushReady(int boundary) {
+  Impl& s = *this;
   const size_t b = static_cast<size_t>(boundary);
   const auto fill = [&](wire::Record& record) {
     s.push_mu.AssertHeld();
@@ -193,11 +203,24 @@ absl::Status Session::Ready(int boundary) {
   });
 }
 
+absl::Status Session::Ready(int boundary, DeviceStream stream) {
+  RETURN_IF_ERROR(impl_->CheckStarted());
+  RETURN_IF_ERROR(CheckBoundary(*impl_, boundary));
+  return impl_->Later(EventThread::Kind::kReady, boundary, stream);
+}
+
+absl::Status Session::Release(int boundary, DeviceStream stream) {
+  RETURN_IF_ERROR(impl_->CheckStarted());
+  RETURN_IF_ERROR(CheckBoundary(*impl_, boundary));
+  return impl_->Later(EventThread::Kind::kRelease, boundary, stream);
+}
+
 void Session::EndBackward() { impl_->backwards.fetch_add(1); }
 
 absl::Status Session::Discard() {
   Impl& s = *impl_;
   RETURN_IF_ERROR(s.CheckStarted());
+  RETURN_IF_ERROR(s.Settle());
   RETURN_IF_ERROR(s.Push(
       wire::RecordType::kDiscard, [](wire::Record&) { return absl::OkStatus(); },
       [](const wire::Record&) {}));
@@ -212,6 +235,7 @@ absl::StatusOr<StepResult> Session::Step(const StepOptions& options) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "max_norm: expected a finite number of at least 0, got %g", options.max_norm));
   }
+  RETURN_IF_ERROR(s.Settle());
   const uint64_t step = s.step + 1;
   uint64_t sent = 0;
   RETURN_IF_ERROR(s.Push(

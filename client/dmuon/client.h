@@ -84,6 +84,14 @@ struct OpenOptions {
   absl::Duration formation_timeout = absl::ZeroDuration();  // zero = the daemon's default
   uint32_t restart_count = 0;
   std::string coordinator;  // rank 0's daemon; empty = this one
+  // Where the daemon computes on GPUs: the device of the arenas, as this process counts them; nullopt = the calling
+  // thread's current one in Configure.
+  std::optional<int> device;
+};
+
+// A cudaStream_t; null is the default stream. What was enqueued on it so far comes before what is asked for.
+struct DeviceStream {
+  void* handle = nullptr;
 };
 
 struct PlacementEntry {
@@ -204,10 +212,14 @@ class Session {
 
   // Views into the arenas, valid from Configure until the session is destroyed. Z3: a weight is valid between
   // Materialize and Release of its boundary. REQUIRES, here and below: an index of the table, after Configure.
+  // Where the daemon computes on GPUs these are addresses of device(): the host must not touch them.
   std::byte* grad(int parameter) const;
   std::byte* weight(int parameter) const;
   int window(
       int boundary) const;  // Z3: boundaries with the same window cannot be materialised at once
+
+  // The device of the arenas, as this process counts them; nullopt: the host's memory.
+  std::optional<int> device() const;
 
   uint64_t step() const;        // last step that was answered
   uint64_t generation() const;  // of the gradients that are being collected; the first is 1
@@ -218,6 +230,8 @@ class Session {
   // Z3: fills the boundary's window, waiting for it; FAILED_PRECONDITION when another boundary holds the window.
   absl::Status Materialize(int boundary);
   absl::Status Release(int boundary);
+  // The same once the device has come to what is on `stream` so far; returns at once.
+  absl::Status Release(int boundary, DeviceStream stream);
 
   // Returns once the boundary's place in the GRAD arena may be written: its last micro was read (Z3: that of any
   // boundary with the same window).
@@ -226,6 +240,9 @@ class Session {
   void SetPresent(int parameter);
   // The boundary's place in GRAD holds this micro's gradients, zeros where there are none.
   absl::Status Ready(int boundary);
+  // The same once the device has come to what is on `stream` so far; returns at once. Step, Discard and Materialize wait
+  // for all such calls, and WaitGradWritable for those of the same window.
+  absl::Status Ready(int boundary, DeviceStream stream);
   // A synchronised backward pass is over. Ranks must agree on their number at Step.
   void EndBackward();
   // zero_grad after a backward: drops what came for this generation.

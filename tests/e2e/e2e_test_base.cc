@@ -2,6 +2,7 @@
 
 #include <signal.h>
 
+#include <cstdlib>
 #include <filesystem>
 
 #include "client/ctl/admin.h"
@@ -11,12 +12,19 @@ namespace {
 
 constexpr char kBystander[] = "bystander";
 
+// The whole suite runs on the backend that DMUON_TEST_BACKEND names.
+std::vector<std::string> Flags(std::vector<std::string> flags) {
+  const char* backend = std::getenv("DMUON_TEST_BACKEND");
+  if (backend != nullptr) flags.push_back(std::string("--backend=") + backend);
+  return flags;
+}
+
 }  // namespace
 
 E2eTest::E2eTest(const Options& options)
     : options_(options),
-      daemon_(
-          std::make_unique<DaemonProcess>(DMUOND_PROGRAM, options.daemon_flags, options.shared)) {}
+      daemon_(std::make_unique<DaemonProcess>(DMUOND_PROGRAM, Flags(options.daemon_flags),
+                                              options.shared)) {}
 
 E2eTest::~E2eTest() = default;
 

@@ -174,10 +174,10 @@ TEST_F(StepE2e, ANonfiniteGradientOnOneRankSkipsTheStepOnAll) {
   for (auto& rank : ranks) {
     ASSERT_TRUE(rank->session().WaitAllWeights().ok());
     ASSERT_TRUE(rank->session().WaitGradWritable(0).ok());
-    auto* gradient = reinterpret_cast<float*>(rank->session().grad(0));
-    gradient[5] = rank->rank() == 0 ? std::numeric_limits<float>::quiet_NaN() : 0.5f;
+    const float gradient = rank->rank() == 0 ? std::numeric_limits<float>::quiet_NaN() : 0.5f;
+    ASSERT_TRUE(PutGradient(rank->session(), 0, &gradient, sizeof(gradient)).ok());
     rank->session().SetPresent(0);
-    ASSERT_TRUE(rank->session().Ready(0).ok());
+    ASSERT_TRUE(SendReady(rank->session(), 0).ok());
     rank->session().EndBackward();
   }
   for (const auto& result : StepAll(ranks)) {
@@ -212,24 +212,26 @@ TEST_F(StepE2e, SeveralMicroBatchesAreOneLargeOne) {
     for (int b : {1, 0}) {
       ASSERT_TRUE(session.WaitGradWritable(b).ok());
       for (int p : {2 * b, 2 * b + 1}) {
-        auto* g = reinterpret_cast<float*>(session.grad(p));
-        for (int64_t i = 0; i < Elements(thrice[0]->parameters()[static_cast<size_t>(p)]); ++i)
-          g[i] = i % 7 == 0 ? part : 0;
+        std::vector<float> g(
+            static_cast<size_t>(Elements(thrice[0]->parameters()[static_cast<size_t>(p)])));
+        for (size_t i = 0; i < g.size(); i += 7) g[i] = part;
+        ASSERT_TRUE(PutGradient(session, p, g.data(), g.size() * sizeof(float)).ok());
         session.SetPresent(p);
       }
-      ASSERT_TRUE(session.Ready(b).ok());
+      ASSERT_TRUE(SendReady(session, b).ok());
     }
     session.EndBackward();
   }
   ASSERT_TRUE(thrice[0]->Step().ok());
   client::Session& single = once[0]->session();
   for (int p = 0; p < 4; ++p) {
-    auto* g = reinterpret_cast<float*>(single.grad(p));
-    for (int64_t i = 0; i < Elements(once[0]->parameters()[static_cast<size_t>(p)]); ++i)
-      g[i] = i % 7 == 0 ? 1.75f : 0;
+    std::vector<float> g(
+        static_cast<size_t>(Elements(once[0]->parameters()[static_cast<size_t>(p)])));
+    for (size_t i = 0; i < g.size(); i += 7) g[i] = 1.75f;
+    ASSERT_TRUE(PutGradient(single, p, g.data(), g.size() * sizeof(float)).ok());
     single.SetPresent(p);
   }
-  for (int b : {1, 0}) ASSERT_TRUE(single.Ready(b).ok());
+  for (int b : {1, 0}) ASSERT_TRUE(SendReady(single, b).ok());
   single.EndBackward();
   ASSERT_TRUE(once[0]->Step().ok());
   EXPECT_EQ(State(*once[0]), State(*thrice[0]));

@@ -112,7 +112,8 @@ TEST_F(Trajectory, APublishedBf16WeightIsTheRoundedMaster) {
   const auto master = (*rank)->Read("layers.0.weight", client::StateKind::kWeight);
   ASSERT_TRUE(master.ok());
   std::vector<uint16_t> published(master->size());
-  std::memcpy(published.data(), (*rank)->session().weight(0), published.size() * sizeof(uint16_t));
+  ASSERT_TRUE(
+      GetWeight((*rank)->session(), 0, published.data(), published.size() * sizeof(uint16_t)).ok());
   for (size_t i = 0; i < published.size(); ++i) {
     uint32_t bits;
     std::memcpy(&bits, &(*master)[i], sizeof(bits));

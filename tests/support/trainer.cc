@@ -7,10 +7,74 @@
 
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "client/session_impl.h"
 
 namespace dmuon::testing {
 
 using client::StateKind;
+
+namespace {
+
+// A stream for each thread that trains on a device; it lives as long as the thread.
+class ThreadStream {
+ public:
+  ~ThreadStream() {
+    if (stream_ != nullptr) cuda_->stream_destroy(stream_);
+  }
+  absl::StatusOr<void*> Get(const client::Session::Impl& s) {
+    if (stream_ != nullptr && device_ == s.device) return stream_;
+    if (stream_ != nullptr) cuda_->stream_destroy(std::exchange(stream_, nullptr));
+    cuda_ = s.cuda;
+    device_ = s.device;
+    RETURN_IF_ERROR(cuda_->Check(cuda_->set_device(device_), "selecting the device"));
+    constexpr unsigned kNonBlocking = 1;
+    RETURN_IF_ERROR(
+        cuda_->Check(cuda_->stream_create(&stream_, kNonBlocking), "creating a stream"));
+    return stream_;
+  }
+
+ private:
+  const client::CudaRuntime* cuda_ = nullptr;
+  int device_ = -1;
+  void* stream_ = nullptr;
+};
+thread_local ThreadStream t_stream;
+
+}  // namespace
+
+absl::Status PutGradient(client::Session& session, int parameter, const void* host, size_t bytes) {
+  if (!session.device().has_value()) {
+    std::memcpy(session.grad(parameter), host, bytes);
+    return absl::OkStatus();
+  }
+  const client::Session::Impl& s = session.impl();
+  constexpr int kHostToDevice = 1;
+  ASSIGN_OR_RETURN(void* stream, t_stream.Get(s));
+  return s.cuda->Check(
+      s.cuda->memcpy_async(session.grad(parameter), host, bytes, kHostToDevice, stream),
+      "writing a gradient");
+}
+
+absl::Status GetWeight(client::Session& session, int parameter, void* host, size_t bytes) {
+  if (!session.device().has_value()) {
+    std::memcpy(host, session.weight(parameter), bytes);
+    return absl::OkStatus();
+  }
+  const client::Session::Impl& s = session.impl();
+  return s.device_weight.CopyOut(s.weight_offset[static_cast<size_t>(parameter)], host, bytes);
+}
+
+absl::Status SendReady(client::Session& session, int boundary) {
+  if (!session.device().has_value()) return session.Ready(boundary);
+  ASSIGN_OR_RETURN(void* stream, t_stream.Get(session.impl()));
+  return session.Ready(boundary, {stream});
+}
+
+absl::Status SendRelease(client::Session& session, int boundary) {
+  if (!session.device().has_value()) return session.Release(boundary);
+  ASSIGN_OR_RETURN(void* stream, t_stream.Get(session.impl()));
+  return session.Release(boundary, {stream});
+}
 
 client::OpenOptions SmallTable(const JobOptions& job, int rank) {
   client::OpenOptions options;
@@ -19,6 +83,7 @@ client::OpenOptions SmallTable(const JobOptions& job, int rank) {
   options.mesh.shard = job.world;
   options.reshard_after_forward = job.z3;
   options.formation_timeout = job.formation_timeout;
+  if (job.devices > 1) options.device = rank % job.devices;
   options.boundaries = {{"layers.0", false}, {"layers.1", false}};
   options.parameters = {{"layers.0.weight", {24, 16}, client::Route::kMuon, 0, {}},
                         {"layers.0.bias", {24}, client::Route::kAdamw, 0, {}},
@@ -97,7 +162,7 @@ absl::Status Trainer::Backward(uint64_t seed, int as_rank) {
   const bool z3 = table_.reshard_after_forward;
   for (int b = 0; b < boundaries; ++b) {
     RETURN_IF_ERROR(z3 ? session_->Materialize(b) : session_->WaitWeights(b));
-    if (z3) RETURN_IF_ERROR(session_->Release(b));
+    if (z3) RETURN_IF_ERROR(SendRelease(*session_, b));
   }
   for (int b = boundaries - 1; b >= 0; --b) {
     if (z3) RETURN_IF_ERROR(session_->Materialize(b));
@@ -106,12 +171,12 @@ absl::Status Trainer::Backward(uint64_t seed, int as_rank) {
       if (parameters()[p].boundary != b) continue;
       const std::vector<float> gradient =
           Gradient(parameters()[p], static_cast<int>(p), as_rank, seed);
-      std::memcpy(session_->grad(static_cast<int>(p)), gradient.data(),
-                  gradient.size() * sizeof(float));
+      RETURN_IF_ERROR(PutGradient(*session_, static_cast<int>(p), gradient.data(),
+                                  gradient.size() * sizeof(float)));
       session_->SetPresent(static_cast<int>(p));
     }
-    RETURN_IF_ERROR(session_->Ready(b));
-    if (z3) RETURN_IF_ERROR(session_->Release(b));
+    RETURN_IF_ERROR(SendReady(*session_, b));
+    if (z3) RETURN_IF_ERROR(SendRelease(*session_, b));
   }
   session_->EndBackward();
   return absl::OkStatus();
@@ -143,7 +208,7 @@ absl::StatusOr<std::vector<float>> Trainer::Weight(int parameter) {
   const bool z3 = table_.reshard_after_forward;
   RETURN_IF_ERROR(z3 ? session_->Materialize(p.boundary) : session_->WaitWeights(p.boundary));
   std::vector<float> values(static_cast<size_t>(Elements(p)));
-  std::memcpy(values.data(), session_->weight(parameter), values.size() * sizeof(float));
+  RETURN_IF_ERROR(GetWeight(*session_, parameter, values.data(), values.size() * sizeof(float)));
   if (z3) RETURN_IF_ERROR(session_->Release(p.boundary));
   return values;
 }

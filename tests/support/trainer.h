@@ -20,7 +20,15 @@ struct JobOptions {
   int world = 1;
   bool z3 = false;
   absl::Duration formation_timeout = absl::ZeroDuration();
+  int devices = 1;  // where the daemon computes on GPUs: ranks take turns on them
 };
+
+// Between the host and a session's arenas, wherever those are. The gradient is enqueued on the calling thread's stream, and
+// Send makes READY wait for it.
+absl::Status PutGradient(client::Session& session, int parameter, const void* host, size_t bytes);
+absl::Status GetWeight(client::Session& session, int parameter, void* host, size_t bytes);
+absl::Status SendReady(client::Session& session, int boundary);
+absl::Status SendRelease(client::Session& session, int boundary);
 
 // Two layers of a weight (muon) and a bias (adamw) each: parameters 0 to 3, boundaries 0 and 1.
 client::OpenOptions SmallTable(const JobOptions& job, int rank);
