@@ -1,9 +1,9 @@
-// docs/numerics.md, held by every kernel that this processor runs, each forced in turn. Errors are printed beside their
-// bounds.
+// How Newton-Schulz behaves on every kernel that this processor runs, each forced in turn; newton_schulz_accuracy_test.cc
+// has the tables of errors.
 #include "kernels/newton_schulz/newton_schulz.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -13,154 +13,15 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_backend.h"
 #include "kernels/newton_schulz/coefficients.h"
 #include "tests/kernels/reference.h"
+#include "tests/kernels/runner.h"
 #include "tests/kernels/spectra.h"
 
 namespace dmuon::kernels {
 namespace {
 
-using reference::Matrix;
-
-constexpr uint64_t kSeed = 20240607;
-
-// A backend forced to one kernel, and its runs.
-class Runner {
- public:
-  explicit Runner(absl::string_view kernel, int threads = 2) {
-    auto backend = CreateCpuBackend({.threads = threads, .kernel = std::string(kernel)});
-    if (backend.ok()) backend_ = *std::move(backend);
-    EXPECT_TRUE(backend.ok() || backend.status().code() == absl::StatusCode::kFailedPrecondition)
-        << backend.status();
-  }
-
-  bool runs_here() const { return backend_ != nullptr; }
-  Backend& backend() { return *backend_; }
-
-  Matrix<float> Run(const NewtonSchulzOptions& options, const Matrix<float>& in) {
-    auto plan = PlanNewtonSchulz(*backend_, options, in.rows, in.cols);
-    EXPECT_TRUE(plan.ok()) << plan.status();
-    void* workspace = *backend_->Allocate((*plan)->workspace_bytes());
-    Matrix<float> out(in.rows, in.cols);
-    const std::vector<float> before = in.values;
-    (*plan)->Run({}, in.values.data(), out.values.data(), workspace);
-    EXPECT_EQ(std::memcmp(before.data(), in.values.data(), before.size() * sizeof(float)), 0)
-        << "the input changed";
-    kernel_ = (*plan)->kernel();
-    backend_->Free(workspace);
-    return out;
-  }
-
-  const std::string& kernel() const { return kernel_; }  // of the last run
-
- private:
-  std::unique_ptr<Backend> backend_;
-  std::string kernel_;
-};
-
-struct Mode {
-  NsForm form;
-  Dtype dtype;
-  double error_bound;      // Gaussian, relative Frobenius
-  double overshoot_bound;  // top singular value over the polynomial's maximum
-};
-
-constexpr Mode kModes[] = {
-    {NsForm::kDirect, Dtype::kF32, 1e-5, 0.005},
-    {NsForm::kGram, Dtype::kF32, 1e-5, 0.005},
-    {NsForm::kDirect, Dtype::kBF16, 2e-2, 0.2},
-    {NsForm::kGram, Dtype::kBF16, 2e-2, 0.2},
-};
-
-NewtonSchulzOptions OptionsFor(const Mode& mode) {
-  NewtonSchulzOptions options;
-  options.form = mode.form;
-  options.iteration_dtype = mode.dtype;
-  return options;
-}
-
-// The worst error of a group of runs, printed when the group is done.
-class Worst {
- public:
-  void Note(double error, const std::string& where) {
-    if (error >= error_) error_ = error, where_ = where;
-  }
-  void Print(const std::string& what, double bound) const {
-    if (!where_.empty())
-      std::printf("  %-44s worst %.2e  bound %.0e  at %s\n", what.c_str(), error_, bound,
-                  where_.c_str());
-  }
-
- private:
-  double error_ = 0;
-  std::string where_;
-};
-
-std::string Shape(const Matrix<float>& x) { return absl::StrCat(x.rows, " x ", x.cols); }
-
-class EachKernel : public testing::TestWithParam<std::string> {
- protected:
-  void SetUp() override {
-    if (!runner_.runs_here()) GTEST_SKIP() << "this processor cannot run " << GetParam();
-  }
-  Runner runner_{GetParam()};
-};
-
-INSTANTIATE_TEST_SUITE_P(Cpu, EachKernel,
-                         testing::ValuesIn(std::vector<std::string>(CpuKernelNames().begin(),
-                                                                    CpuKernelNames().end())),
-                         [](const auto& info) { return info.param; });
-
-TEST_P(EachKernel, GaussianErrorStaysWithinItsBoundOnEveryShape) {
-  constexpr int64_t kSides[] = {1, 2, 7, 8, 9, 64, 127, 129, 2048};
-  const std::vector<Coefficients> schedule = Schedule({});
-  Worst worst[std::size(kModes)];
-  for (int64_t rows : kSides) {
-    for (int64_t cols : kSides) {
-      if (rows == 2048 && cols == 2048) continue;  // LargeShapes
-      const Matrix<float> in = reference::Gaussian(rows, cols, kSeed + rows * 10000 + cols);
-      const Matrix<double> exact = reference::NewtonSchulz(in, schedule);
-      for (size_t i = 0; i < std::size(kModes); ++i) {
-        const double error =
-            reference::RelativeError(runner_.Run(OptionsFor(kModes[i]), in), exact);
-        worst[i].Note(error, absl::StrCat(Shape(in), ", ", runner_.kernel()));
-        EXPECT_LE(error, kModes[i].error_bound) << Shape(in) << " " << runner_.kernel();
-      }
-    }
-  }
-  for (size_t i = 0; i < std::size(kModes); ++i) {
-    worst[i].Print(absl::StrCat("gaussian, ", kModes[i].form == NsForm::kGram ? "gram " : "direct ",
-                                Name(kModes[i].dtype)),
-                   kModes[i].error_bound);
-  }
-}
-
-TEST_P(EachKernel, NoSpectrumLiftsTheTopSingularValueAboveItsBound) {
-  const std::vector<Coefficients> schedule = Schedule({});
-  const double maximum = Maximum(schedule);
-  constexpr std::pair<int64_t, int64_t> kShapes[] = {{96, 96}, {64, 512}, {2048, 32}, {129, 256}};
-  for (const auto& [rows, cols] : kShapes) {
-    for (const auto& [name, in] : reference::AllSpectra(rows, cols, kSeed)) {
-      const Matrix<double> exact = reference::NewtonSchulz(in, schedule);
-      for (const Mode& mode : kModes) {
-        const Matrix<float> out = runner_.Run(OptionsFor(mode), in);
-        const double top = reference::TopSingularValue(out);
-        const double bound = maximum + mode.overshoot_bound;
-        EXPECT_LE(top, bound) << name << " " << Shape(in) << " " << runner_.kernel();
-        if (name == "zero") {
-          EXPECT_EQ(top, 0) << runner_.kernel();
-          continue;
-        }
-        if (rows == 64) {
-          std::printf("  %-22s %-12s %-30s top %.4f  bound %.4f  error %.1e\n", name.c_str(),
-                      Shape(in).c_str(), runner_.kernel().c_str(), top, bound,
-                      reference::RelativeError(out, exact));
-        }
-      }
-    }
-  }
-}
+INSTANTIATE_TEST_SUITE_P(Cpu, EachKernel, ForcedKernels(), KernelOf);
 
 TEST_P(EachKernel, EveryCoefficientSetGivesItsOwnPolynomial) {
   const Matrix<float> in = reference::Gaussian(129, 257, kSeed);
@@ -306,36 +167,6 @@ TEST_P(EachKernel, WorkersAtOnceGetTheBitsOfOneAlone) {
     });
   }
   for (std::thread& worker : workers) worker.join();
-}
-
-// The best kernel of this machine on the large sides; the others run the same code on the small ones above.
-TEST(LargeShapes, GaussianAndPowerLawErrorsStayWithinTheirBounds) {
-  Runner runner("");
-  const std::vector<Coefficients> schedule = Schedule({});
-  for (const auto& [rows, cols] :
-       {std::pair<int64_t, int64_t>{512, 512}, {512, 2048}, {2048, 512}, {64, 4096}}) {
-    const Matrix<float> in = reference::Gaussian(rows, cols, kSeed);
-    const Matrix<double> exact = reference::NewtonSchulz(in, schedule);
-    for (const Mode& mode : kModes) {
-      const double error = reference::RelativeError(runner.Run(OptionsFor(mode), in), exact);
-      EXPECT_LE(error, mode.error_bound) << Shape(in) << " " << runner.kernel();
-      std::printf("  gaussian %-12s %-32s error %.2e  bound %.0e\n", Shape(in).c_str(),
-                  runner.kernel().c_str(), error, mode.error_bound);
-    }
-  }
-}
-
-// Too large for the float64 reference in a test's time: judged by the fp32 direct form, which was judged above.
-TEST(LargeShapes, AtTwoThousandAllFormsAgree) {
-  Runner runner("");
-  const Matrix<float> in = reference::Gaussian(2048, 2048, kSeed);
-  const Matrix<float> direct = runner.Run(OptionsFor(kModes[0]), in);
-  Matrix<double> expected(in.rows, in.cols);
-  std::copy(direct.values.begin(), direct.values.end(), expected.values.begin());
-  const double error = reference::RelativeError(runner.Run(OptionsFor(kModes[2]), in), expected);
-  EXPECT_LE(error, kModes[2].error_bound);
-  std::printf("  gaussian %-12s %-32s error %.2e  bound %.0e\n", Shape(in).c_str(),
-              runner.kernel().c_str(), error, kModes[2].error_bound);
 }
 
 TEST(Plan, DeterministicMeansFp32) {

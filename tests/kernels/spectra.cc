@@ -5,6 +5,8 @@
 #include <random>
 #include <utility>
 
+#include "kernels/newton_schulz/coefficients.h"
+
 namespace dmuon::kernels::reference {
 namespace {
 
@@ -44,7 +46,89 @@ std::vector<std::vector<double>> Orthonormal(int64_t count, int64_t size, uint64
   return basis;
 }
 
+// An orthogonal matrix that is quickly applied: random signs, Walsh-Hadamard, and a reflection, which takes away the
+// regularity of the former.
+struct Mixer {
+  Mixer(int64_t size, uint64_t seed) : signs(size), mirror(size) {
+    Normal normal(seed);
+    double norm = 0;
+    for (int64_t i = 0; i < size; ++i) {
+      signs[i] = normal() < 0 ? -1 : 1;
+      mirror[i] = normal();
+      norm += mirror[i] * mirror[i];
+    }
+    for (double& value : mirror) value /= std::sqrt(norm);
+  }
+
+  // x = (this) x, from the left.
+  void Apply(Matrix<double>& x) const {
+    const int64_t n = x.rows, cols = x.cols;
+    for (int64_t i = 0; i < n; ++i) {
+      const double factor = signs[i] / std::sqrt(static_cast<double>(n));
+      for (int64_t j = 0; j < cols; ++j) x(i, j) *= factor;
+    }
+    for (int64_t half = 1; half < n; half *= 2) {
+      for (int64_t i = 0; i < n; ++i) {
+        if ((i & half) != 0) continue;
+        double* a = &x.values[i * cols];
+        double* b = &x.values[(i + half) * cols];
+        for (int64_t j = 0; j < cols; ++j) {
+          const double sum = a[j] + b[j];
+          b[j] = a[j] - b[j];
+          a[j] = sum;
+        }
+      }
+    }
+    std::vector<double> along(cols);
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < cols; ++j) along[j] += 2 * mirror[i] * x(i, j);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < cols; ++j) x(i, j) -= mirror[i] * along[j];
+    }
+  }
+
+  std::vector<double> signs, mirror;
+};
+
+Matrix<double> Transposed(const Matrix<double>& x) {
+  constexpr int64_t kBlock = 32;
+  Matrix<double> t(x.cols, x.rows);
+  for (int64_t i0 = 0; i0 < x.rows; i0 += kBlock) {
+    for (int64_t j = 0; j < x.cols; ++j) {
+      for (int64_t i = i0; i < std::min(x.rows, i0 + kBlock); ++i) t(j, i) = x(i, j);
+    }
+  }
+  return t;
+}
+
+// left diag(values) right^T
+Matrix<double> Mixed(const Mixer& left, const std::vector<double>& values, const Mixer& right) {
+  Matrix<double> x(static_cast<int64_t>(right.signs.size()),
+                   static_cast<int64_t>(left.signs.size()));
+  for (size_t i = 0; i < values.size(); ++i) {
+    x(static_cast<int64_t>(i), static_cast<int64_t>(i)) = values[i];
+  }
+  right.Apply(x);
+  x = Transposed(x);
+  left.Apply(x);
+  return x;
+}
+
 }  // namespace
+
+Known WithKnownResult(int64_t rows, int64_t cols, const std::vector<double>& values,
+                      absl::Span<const Coefficients> schedule, uint64_t seed) {
+  const Mixer left(rows, seed), right(cols, seed + 1);
+  double square_sum = 0;
+  for (double value : values) square_sum += value * value;
+  std::vector<double> results;
+  for (double value : values) results.push_back(Evaluate(schedule, value / std::sqrt(square_sum)));
+  Known known{Matrix<float>(rows, cols), Mixed(left, results, right)};
+  const Matrix<double> in = Mixed(left, values, right);
+  std::copy(in.values.begin(), in.values.end(), known.in.values.begin());
+  return known;
+}
 
 Matrix<float> Gaussian(int64_t rows, int64_t cols, uint64_t seed) {
   Normal normal(seed);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "tests/kernels/reference.h"
 
 namespace dmuon::kernels::reference {
@@ -16,6 +17,15 @@ Matrix<float> Gaussian(int64_t rows, int64_t cols, uint64_t seed);
 // Random orthonormal singular vectors around the given values; at most min(rows, cols) of them are used.
 Matrix<float> WithSingularValues(int64_t rows, int64_t cols, const std::vector<double>& values,
                                  uint64_t seed);
+
+// A matrix with these singular values, and its Newton-Schulz: both by construction, in n^2 log n, for sizes at which the
+// reference would take minutes. REQUIRES: both sides are powers of two, min(rows, cols) values.
+struct Known {
+  Matrix<float> in;
+  Matrix<double> exact;
+};
+Known WithKnownResult(int64_t rows, int64_t cols, const std::vector<double>& values,
+                      absl::Span<const Coefficients> schedule, uint64_t seed);
 
 struct Spectrum {
   std::string name;

@@ -26,6 +26,11 @@ def test_dtype_shape_and_strides(dtype):
     for one, matrix in zip(out, g, strict=True):
         assert reference.relative(one.float(), reference.newton_schulz(matrix.float().numpy())) <= 2e-2
     assert torch.equal(dmuon.newton_schulz(g.transpose(1, 2).contiguous().transpose(1, 2)), out)
+    wide = torch.zeros(6, 40, 60, dtype=dtype)
+    wide[::2, ::2, ::2] = g
+    assert torch.equal(dmuon.newton_schulz(wide[::2, ::2, ::2]), out)
+    same = g[:1].expand(3, 20, 30)  # stride 0
+    assert torch.equal(dmuon.newton_schulz(same), dmuon.newton_schulz(same.contiguous()))
 
 
 def test_steps_coefficients_and_scale():
