@@ -188,7 +188,9 @@ void CudaBackend::MuonCommit(Stream stream, const kernels::MuonCommitArgs& args)
   p.clip = args.clip;
   p.keep = 1 - args.decay;
   p.scale = args.scale;
-  Of(stream).Note(LaunchMuonCommit(Of(stream).get(), p), "muon commit");
+  p.published = args.published;
+  Of(stream).Note(LaunchMuonCommit(Of(stream).get(), p, ToElement(args.published_dtype)),
+                  "muon commit");
 }
 
 void CudaBackend::Adamw(Stream stream, const kernels::AdamwArgs& args) {

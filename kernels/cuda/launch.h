@@ -61,8 +61,11 @@ struct MuonCommitParams {
   float clip = 1;
   float keep = 1;  // 1 - decay
   float scale = 0;
+  void* published = nullptr;  // null: nowhere
 };
-cudaError_t LaunchMuonCommit(cudaStream_t stream, const MuonCommitParams& params);
+// `published`: the type of what is published.
+cudaError_t LaunchMuonCommit(cudaStream_t stream, const MuonCommitParams& params,
+                             Element published);
 
 // Scalars are prepared on the host in double, as PyTorch does, and rounded once.
 struct AdamwParams {

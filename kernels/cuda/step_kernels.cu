@@ -30,13 +30,24 @@ cudaError_t LaunchLookahead(cudaStream_t stream, const LookaheadParams& params, 
   return cudaGetLastError();
 }
 
-cudaError_t LaunchMuonCommit(cudaStream_t stream, const MuonCommitParams& params) {
-  Choose(Aligned(16, params.momentum, params.gradient, params.weight, params.orthogonal),
-         [&](auto a) {
-           MuonCommitKernel<decltype(a)::value>
-               <<<BlocksFor(params.count), kThreads, 0, stream>>>(params);
-         });
-  return cudaGetLastError();
+cudaError_t LaunchMuonCommit(cudaStream_t stream, const MuonCommitParams& params,
+                             Element published) {
+  const bool aligned = Aligned(16, params.momentum, params.gradient, params.weight,
+                               params.orthogonal, params.published);
+  if (params.published == nullptr) {
+    Choose(aligned, [&](auto a) {
+      MuonCommitKernel<decltype(a)::value, void>
+          <<<BlocksFor(params.count), kThreads, 0, stream>>>(params);
+    });
+    return cudaGetLastError();
+  }
+  return ForElement(published, [&](auto zero) {
+    using T = decltype(zero);
+    Choose(aligned, [&](auto a) {
+      MuonCommitKernel<decltype(a)::value, T>
+          <<<BlocksFor(params.count), kThreads, 0, stream>>>(params);
+    });
+  });
 }
 
 cudaError_t LaunchAdamw(cudaStream_t stream, const AdamwParams& params) {

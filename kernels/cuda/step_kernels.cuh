@@ -3,6 +3,8 @@
 #ifndef DMUON_KERNELS_CUDA_STEP_KERNELS_CUH_
 #define DMUON_KERNELS_CUDA_STEP_KERNELS_CUH_
 
+#include <type_traits>
+
 #include "kernels/cuda/vector.cuh"
 
 namespace dmuon::cuda {
@@ -88,8 +90,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// M = mu M + c G;  W = W (1 - decay) - scale O.
-template <bool kAligned>
+// M = mu M + c G;  W = W (1 - decay) - scale O, and W rounded to T beside it; void: not published.
+template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads)
     MuonCommitKernel(const __grid_constant__ MuonCommitParams p) {
   constexpr int kHalf = kQuads / 2;  // four streams in: half the quads keep as many loads in flight
@@ -115,6 +117,8 @@ __global__ void __launch_bounds__(kThreads)
         }
         StoreQuad<kAligned>(p.momentum, index, p.count, m[q]);
         StoreQuad<kAligned>(p.weight, index, p.count, w[q]);
+        if constexpr (!std::is_void_v<T>)
+          StoreQuad<kAligned>(static_cast<T*>(p.published), index, p.count, w[q]);
       }
     }
   }

@@ -25,6 +25,8 @@ struct ForElement {
   Register<&UnpadKernel<T, true>> unpad1;
   Register<&MirrorKernel<T, false>> mirror0;
   Register<&MirrorKernel<T, true>> mirror1;
+  Register<&MuonCommitKernel<false, T>> commit0;
+  Register<&MuonCommitKernel<true, T>> commit1;
   Register<&FillKernel<T>> fill;
   Register<&DistanceKernel<T>> distance;
 };
@@ -37,8 +39,8 @@ struct All {
   Register<&LookaheadKernel<false, true>> lookahead01;
   Register<&LookaheadKernel<true, false>> lookahead10;
   Register<&LookaheadKernel<true, true>> lookahead11;
-  Register<&MuonCommitKernel<false>> commit0;
-  Register<&MuonCommitKernel<true>> commit1;
+  Register<&MuonCommitKernel<false, void>> commit0;
+  Register<&MuonCommitKernel<true, void>> commit1;
   Register<&AdamwKernel<false>> adamw0;
   Register<&AdamwKernel<true>> adamw1;
   Register<&NormalizationKernel<false>> normalization0;
