@@ -96,7 +96,7 @@ struct DeviceStream {
 
 struct PlacementEntry {
   int owner = 0;    // rank whose slot holds the state
-  double cost = 0;  // FLOPs plus bytes
+  double cost = 0;  // Newton-Schulz and bytes: seconds where the daemon's machine was calibrated, else FLOPs
 };
 
 struct Placement {

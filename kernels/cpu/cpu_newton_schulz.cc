@@ -84,7 +84,8 @@ absl::StatusOr<std::unique_ptr<NewtonSchulz>> PlanOnCpu(const KernelTable& kerne
                                                         int64_t rows, int64_t cols) {
   if (options.iteration_dtype == Dtype::kF16 && !options.deterministic) {
     return absl::UnimplementedError(
-        "Newton-Schulz in fp16 on the cpu backend; bf16 and fp32 are there");
+        "Newton-Schulz: iteration dtype fp16 is not built on the cpu backend; ask for bf16 or fp32, or "
+        "for none");
   }
   const NsForm form = ChooseForm(options, rows, cols);
   const Precision precision = PrecisionFor(UsesBf16(kernels, options, std::min(rows, cols)), form);

@@ -198,8 +198,10 @@ TEST(Plan, RefusesWhatItCannotRun) {
             absl::StatusCode::kInvalidArgument);
   NewtonSchulzOptions options;
   options.iteration_dtype = Dtype::kF16;
-  EXPECT_EQ(PlanNewtonSchulz(runner.backend(), options, 64, 64).status().code(),
-            absl::StatusCode::kUnimplemented);
+  const absl::Status fp16 = PlanNewtonSchulz(runner.backend(), options, 64, 64).status();
+  EXPECT_EQ(fp16.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(fp16.message()), testing::HasSubstr("fp16 is not built on the cpu"));
+  EXPECT_THAT(std::string(fp16.message()), testing::HasSubstr("bf16 or fp32"));
 }
 
 }  // namespace

@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "dmuon/v1/admin.grpc.pb.h"
 #include "proto/wire/attach_frame.h"
+#include "server/daemon/cores.h"
 #include "server/daemon/exit_codes.h"
 #include "tests/support/process.h"
 
@@ -122,6 +123,17 @@ TEST_F(DaemonTest, IsReadyWhenBothSocketsAcceptAndSaysWhatItIs) {
   EXPECT_EQ(info.threads(), 1u);
   EXPECT_EQ(info.instance_id().size(), 16u);
   EXPECT_EQ(info.socket_dir(), dir());
+}
+
+TEST_F(DaemonTest, MoreThreadsThanCoresAreCutDownToThemWithAWarning) {
+  Dmuond daemon({"--calibration-file", "", "--socket-dir", dir(), "--ready-fd", "1", "--threads",
+                 "4096"},
+                parent_.path() + "/log", {});
+  ASSERT_TRUE(daemon.Ready()) << daemon.Output();
+  EXPECT_EQ(static_cast<int>(Info().threads()), std::min(UsableCores(), 4096));
+  EXPECT_THAT(daemon.Output(), HasSubstr("4096 asked for"));
+  daemon.Signal(SIGTERM);
+  EXPECT_EQ(daemon.Wait(), Code(ExitCode::kOk));
 }
 
 TEST_F(DaemonTest, SaysWhetherCostsAreMeasuredAndStartsWhateverTheFileIs) {

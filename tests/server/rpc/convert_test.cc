@@ -191,6 +191,16 @@ TEST(Convert, AStepReportBecomesARecordWithItsCodeAndReason) {
   EXPECT_EQ(record.unix_nanos(), 42);
 }
 
+TEST(Convert, ADescriptionSaysWhetherCostsAreSecondsOrFlops) {
+  const auto spec = FromProto(GoodOpen());
+  ASSERT_TRUE(spec.ok());
+  SessionDescription description;
+  description.table = spec->table;
+  EXPECT_FALSE(ToProto(description).costs_measured());
+  description.placement.measured = true;
+  EXPECT_TRUE(ToProto(description).costs_measured());
+}
+
 TEST(Convert, AResponseListsTheParametersInTheOrderOfTheTable) {
   const auto spec = FromProto(GoodOpen());
   ASSERT_TRUE(spec.ok());
