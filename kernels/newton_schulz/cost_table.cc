@@ -112,6 +112,8 @@ const CostSeries* FindSeries(const CostTable& table, const NewtonSchulzOptions& 
 
 double Seconds(const CostSeries& series, NsForm form, const NewtonSchulzOptions& options,
                int64_t rows, int64_t cols) {
+  rows = std::max(rows, series.sides.front());
+  cols = std::max(cols, series.sides.front());
   const double m = static_cast<double>(std::min(rows, cols)),
                n = static_cast<double>(std::max(rows, cols));
   // As the rates were made: whatever the dtype does to the restarts is in the time that was measured.

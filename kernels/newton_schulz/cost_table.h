@@ -43,7 +43,8 @@ absl::Status Check(const CostTable& table);
 const CostSeries* FindSeries(const CostTable& table, const NewtonSchulzOptions& options);
 
 // Seconds of `form` on a rows x cols block: its FLOPs at a rate that is interpolated between the points of the grid
-// (linear in the logarithms of m and n / m), and that of the nearest point outside it.
+// (linear in the logarithms of m and n / m), and that of the nearest point beyond it. Sides below the grid count as its
+// smallest: kernels work in tiles, and fill them up.
 double Seconds(const CostSeries& series, NsForm form, const NewtonSchulzOptions& options,
                int64_t rows, int64_t cols);
 

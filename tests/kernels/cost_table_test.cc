@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <utility>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -81,7 +82,11 @@ TEST(CostTable, SecondsAreFlopsByTheRateOfThePlaceOnTheGrid) {
   EXPECT_DOUBLE_EQ(rate(NsForm::kDirect, 256, 256), 3e9) << "half way between 64 and 1024";
   EXPECT_DOUBLE_EQ(rate(NsForm::kDirect, 64, 128), 2e9) << "half way between aspects 1 and 4";
   EXPECT_DOUBLE_EQ(rate(NsForm::kDirect, 256, 512), 4e9);
-  EXPECT_DOUBLE_EQ(rate(NsForm::kDirect, 8, 8), 1e9) << "below the grid";
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{8, 8}, {64, 1}, {64, 64}}) {
+    EXPECT_DOUBLE_EQ(Seconds(series, NsForm::kDirect, options, rows, cols),
+                     Seconds(series, NsForm::kDirect, options, 64, 64))
+        << "below the grid";
+  }
   EXPECT_DOUBLE_EQ(rate(NsForm::kGram, 4096, 65536), 8e9) << "beyond it";
 }
 
