@@ -34,7 +34,8 @@ def environment(tmp_path_factory):
     target = folder / "installed"
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", target,
-         "-C", f"build-dir={BUILD}", "-C", f"cmake.define.DMUON_TESTS={tests}", ROOT / "python_client"],
+         "--config-settings", f"build-dir={BUILD}", "--config-settings", f"cmake.define.DMUON_TESTS={tests}",
+         ROOT / "python_client"],
         check=True, timeout=600,
     )  # fmt: skip
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True, timeout=60)
