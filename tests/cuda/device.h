@@ -10,6 +10,9 @@
 
 #include <cstring>
 #include <memory>
+#include <sstream>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/loader.h"
@@ -24,6 +27,34 @@ F* Fake(const char* name) {
   void* runtime = dlopen("libcudart.so.13", RTLD_NOW | RTLD_NOLOAD);
   return runtime == nullptr ? nullptr : reinterpret_cast<F*>(dlsym(runtime, name));
 }
+
+// After the tests of a file: each kernel of the module whose name has one of `names` was launched by one of them. Not asked
+// where only some tests run, nor on real hardware.
+class KernelCoverage : public testing::Environment {
+ public:
+  explicit KernelCoverage(std::vector<std::string> names) : names_(std::move(names)) {}
+  void TearDown() override {
+    const auto kernels = Fake<size_t(char*, size_t)>("fake_cuda_kernels");
+    if (kernels == nullptr || testing::GTEST_FLAG(filter) != "*") return;
+    std::string text(kernels(nullptr, 0) + 1, 0);
+    (void)kernels(text.data(), text.size());
+    std::istringstream lines(text.c_str());
+    std::string name, body;
+    int launches = 0, found = 0;
+    while (lines >> name >> launches >> body) {
+      EXPECT_EQ(body, "cpu") << name;
+      for (const std::string& wanted : names_) {
+        if (name.find(wanted) == std::string::npos) continue;
+        ++found;
+        EXPECT_GT(launches, 0) << name << " is not launched by these tests";
+      }
+    }
+    EXPECT_GE(found, static_cast<int>(names_.size()));
+  }
+
+ private:
+  const std::vector<std::string> names_;
+};
 
 class DeviceTest : public testing::Test {
  protected:

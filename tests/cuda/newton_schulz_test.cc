@@ -22,6 +22,10 @@ using reference::Gaussian;
 using reference::RelativeError;
 using reference::Vector;
 
+const auto* const g_coverage = testing::AddGlobalTestEnvironment(
+    new KernelCoverage({"NormalizationKernel", "NormalizeKernel", "MirrorKernel", "UnpadKernel",
+                        "FillKernel", "DistanceKernel"}));
+
 struct Bound {
   double gaussian, top;
 };

@@ -24,6 +24,9 @@ using reference::Widen;
 constexpr int64_t kCounts[] = {1, 3, 7, 257, 4095, 4096, 4097, 20011};
 constexpr Dtype kDtypes[] = {Dtype::kF32, Dtype::kBF16, Dtype::kF16};
 
+const auto* const g_coverage = testing::AddGlobalTestEnvironment(new KernelCoverage(
+    {"MeanKernel", "LookaheadKernel", "MuonCommitKernel", "AdamwKernel", "PublishKernel"}));
+
 class StepKernelsTest : public DeviceTest {
  protected:
   struct MeanResult {
@@ -107,17 +110,24 @@ TEST_F(StepKernelsTest, MeanOfHugeGradientsHasAFiniteNormAndOfInfiniteOnesNot) {
 }
 
 TEST_F(StepKernelsTest, MeanWithoutAccumulateForgetsWhatWasThere) {
-  const std::vector<float> nan(300, std::numeric_limits<float>::quiet_NaN());
-  float* mean = OnDevice(nan);
-  const float* input = OnDevice(std::vector<float>(300, 3.0f));
-  const void* inputs[] = {input, input};
-  MeanArgs args;
-  args.inputs = inputs;
-  args.count = 300;
-  args.divisor = 4;
-  args.mean = mean;
-  backend().MeanOverRanks(stream(), args);
-  EXPECT_THAT(ToHost(mean, 300), testing::Each(1.5f));
+  constexpr size_t kCount = 300;
+  const std::vector<float> nan(kCount, std::numeric_limits<float>::quiet_NaN());
+  for (Dtype dtype : kDtypes) {
+    for (size_t shift : {0, 1}) {
+      float* mean = OnDevice(nan, shift);
+      const uint8_t* input =
+          OnDevice(Encode(std::vector<float>(kCount, 3.0f), dtype).bytes, shift * ByteSize(dtype));
+      const void* inputs[] = {input, input};
+      MeanArgs args;
+      args.inputs = inputs;
+      args.dtype = dtype;
+      args.count = kCount;
+      args.divisor = 4;
+      args.mean = mean;
+      backend().MeanOverRanks(stream(), args);
+      EXPECT_THAT(ToHost(mean, kCount), testing::Each(1.5f)) << Name(dtype).data();
+    }
+  }
 }
 
 TEST_F(StepKernelsTest, MoreRanksThanAKernelTakesAreRefusedAtSynchronize) {
@@ -182,6 +192,30 @@ TEST_F(StepKernelsTest, MuonCommitAgreesWithFloat64) {
       }
       EXPECT_LE(RelativeError(ToHost(args.momentum, n), momentum), 2e-7) << count;
       EXPECT_LE(RelativeError(ToHost(args.weight, n), weight), 2e-7) << count;
+    }
+  }
+}
+
+TEST_F(StepKernelsTest, MuonCommitPublishesTheWeightThatItWrote) {
+  constexpr size_t kCount = 4099;
+  for (Dtype dtype : kDtypes) {
+    for (size_t shift : {0, 1}) {
+      MuonCommitArgs args;
+      args.momentum = OnDevice(Gaussian(kCount, 1), shift);
+      args.gradient = OnDevice(Gaussian(kCount, 2), shift);
+      args.weight = OnDevice(Gaussian(kCount, 3), shift);
+      args.orthogonal = OnDevice(Gaussian(kCount, 4), shift);
+      args.count = kCount;
+      args.mu = 0.95f;
+      args.scale = 0.02f;
+      auto* published = static_cast<uint8_t*>(Bytes((kCount + shift) * ByteSize(dtype))) +
+                        shift * ByteSize(dtype);
+      args.published = published;
+      args.published_dtype = dtype;
+      backend().MuonCommit(stream(), args);
+      EXPECT_EQ(ToHost(published, kCount * ByteSize(dtype)),
+                Encode(ToHost(args.weight, kCount), dtype).bytes)
+          << Name(dtype).data();
     }
   }
 }

@@ -73,6 +73,15 @@ __attribute__((destructor)) void AtTheEnd() {
 
 }  // namespace
 
+size_t CopyOut(const std::string& text, char* to, size_t bytes) {
+  if (bytes > 0) {
+    const size_t length = std::min(bytes - 1, text.size());
+    std::memcpy(to, text.data(), length);
+    to[length] = 0;
+  }
+  return text.size();
+}
+
 std::string LeakReport() {
   World& w = W();
   std::string text;
@@ -92,11 +101,5 @@ std::string LeakReport() {
 
 extern "C" size_t fake_cuda_leaks(char* text, size_t bytes) {
   std::lock_guard lock(dmuon_fakes::W().mutex);
-  const std::string leaks = dmuon_fakes::LeakReport();
-  if (bytes > 0) {
-    const size_t length = std::min(bytes - 1, leaks.size());
-    std::memcpy(text, leaks.data(), length);
-    text[length] = 0;
-  }
-  return leaks.size();
+  return dmuon_fakes::CopyOut(dmuon_fakes::LeakReport(), text, bytes);
 }

@@ -77,9 +77,11 @@ struct Device {
 
 struct KernelEntry {
   std::string name;
+  uint64_t launches = 0;
 };
 
 struct World {
+  bool instant = false;
   std::mutex mutex;
   std::condition_variable progress;
   std::vector<NodePtr> pending;
@@ -157,6 +159,8 @@ void Release(MemoryMap::iterator at);
 // Maps `bytes` of memory.fd behind its header, or of no file; null: no room.
 char* MapFile(Memory& memory, size_t bytes);
 std::string LeakReport();
+// `text` into a caller's buffer of `bytes`, cut to fit with its end; its full length.
+size_t CopyOut(const std::string& text, char* to, size_t bytes);
 
 uint64_t StartTicks(pid_t pid);
 

@@ -53,6 +53,13 @@ void fake_cuda_script(const char* script);
 void fake_cuda_fail(const char* function, int nth, cudaError_t error);
 // What is not given back, a line each; empty when nothing is. At most `bytes` with the end; returns the full length.
 size_t fake_cuda_leaks(char* text, size_t bytes);
+// The kernels of the modules loaded, a line each: its mangled name, its launches, and "cpu" or "none", whether it has a body
+// here. As fake_cuda_leaks.
+size_t fake_cuda_kernels(char* text, size_t bytes);
+
+// From now on (or no more) copies and fills are done when they are enqueued, and kernels, products and graphs do nothing: what
+// is left is the time of the host. Waits for the device first.
+void fake_cuda_instant(int on);
 
 // For the other stand-ins. Counts and obeys the script for a function of theirs; returns the code to answer, 0 to go on.
 int fake_cuda_enter(const char* function);
