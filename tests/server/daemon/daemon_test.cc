@@ -126,9 +126,9 @@ TEST_F(DaemonTest, IsReadyWhenBothSocketsAcceptAndSaysWhatItIs) {
 }
 
 TEST_F(DaemonTest, MoreThreadsThanCoresAreCutDownToThemWithAWarning) {
-  Dmuond daemon({"--calibration-file", "", "--socket-dir", dir(), "--ready-fd", "1", "--threads",
-                 "4096"},
-                parent_.path() + "/log", {});
+  Dmuond daemon(
+      {"--calibration-file", "", "--socket-dir", dir(), "--ready-fd", "1", "--threads", "4096"},
+      parent_.path() + "/log", {});
   ASSERT_TRUE(daemon.Ready()) << daemon.Output();
   EXPECT_EQ(static_cast<int>(Info().threads()), std::min(UsableCores(), 4096));
   EXPECT_THAT(daemon.Output(), HasSubstr("4096 asked for"));
