@@ -29,7 +29,7 @@ TEST(CommandLine, HelpNamesEachKeyAndEachExitCode) {
   for (const ConfigKey& key : ConfigKeys()) EXPECT_THAT(line.text, HasSubstr(FlagName(key.name)));
   EXPECT_THAT(line.text, HasSubstr(kExitCodes));
   for (const char* flag :
-       {"--config", "--print-config", "--check-config", "--ready-fd", "--version"}) {
+       {"--config", "--print-config", "--check-config", "--calibrate", "--ready-fd", "--version"}) {
     EXPECT_THAT(line.text, HasSubstr(flag));
   }
 }
@@ -53,6 +53,7 @@ TEST(CommandLine, VersionPrintAndCheckAreActions) {
   EXPECT_EQ(Parse({"--version"}).text, "dmuond " DMUON_VERSION "\n");
   EXPECT_EQ(Parse({"--print-config"}).action, Action::kPrintConfig);
   EXPECT_EQ(Parse({"--check-config"}).action, Action::kCheckConfig);
+  EXPECT_EQ(Parse({"--calibrate"}).action, Action::kCalibrate);
 }
 
 TEST(CommandLine, AWrongOneIsUsageWithAHint) {
@@ -63,6 +64,7 @@ TEST(CommandLine, AWrongOneIsUsageWithAHint) {
   EXPECT_EQ(Parse({"positional"}).exit_code, static_cast<int>(ExitCode::kUsage));
   EXPECT_EQ(Parse({"--threads"}).exit_code, static_cast<int>(ExitCode::kUsage));
   EXPECT_EQ(Parse({"--ready-fd", "x"}).exit_code, static_cast<int>(ExitCode::kUsage));
+  EXPECT_EQ(Parse({"--calibrate", "--check-config"}).exit_code, static_cast<int>(ExitCode::kUsage));
   EXPECT_EQ(Parse({"--print-config", "--check-config"}).exit_code,
             static_cast<int>(ExitCode::kUsage));
 }

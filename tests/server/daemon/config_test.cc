@@ -141,6 +141,8 @@ TEST_F(ConfigTest, AValueOfAnotherTypeNamesKeyExpectedAndGiven) {
 }
 
 TEST_F(ConfigTest, AValueOutOfRangeNamesKeyExpectedAndGiven) {
+  EXPECT_EQ(ErrorOf("calibration_file: here.json\n"),
+            ":1: calibration_file: expected an absolute path, or nothing, given here.json");
   EXPECT_EQ(ErrorOf("socket_dir: run\n"), ":1: socket_dir: expected an absolute path, given run");
   EXPECT_TRUE(LoadFile("socket_dir: /" + std::string(93, 'd') + "\n").ok());
   EXPECT_THAT(ErrorOf("socket_dir: /" + std::string(94, 'd') + "\n"),
