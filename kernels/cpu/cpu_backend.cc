@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/cpu/cpu_newton_schulz.h"
+#include "kernels/cpu/orthogonality.h"
 #include "kernels/cpu/thread_pool.h"
 
 namespace dmuon::kernels {
@@ -72,20 +73,11 @@ class CpuBackend final : public Backend {
   }
 
   void MeanOverRanks(Stream, const MeanArgs& args) override {
-    ThreadPool::Lease lease(pool_);
-    double total = 0;
-    for (int64_t start = 0; start < args.count; start += kChunk * kChunksAtOnce) {
-      double sums[kChunksAtOnce];
-      const int64_t chunks = std::min(kChunksAtOnce, ChunksIn(args.count - start));
-      pool_.Run(chunks, [&](int64_t c) {
-        const int64_t from = start + c * kChunk;
-        sums[c] = kernels_.mean(args.inputs.data(), static_cast<int64_t>(args.inputs.size()),
-                                args.dtype, from, std::min(kChunk, args.count - from), args.divisor,
-                                args.accumulate, args.mean + from);
-      });
-      for (int64_t c = 0; c < chunks; ++c) total += sums[c];
-    }
-    if (args.square_sum != nullptr) *args.square_sum = total;
+    const double sum = SumChunks(args.count, [&](int64_t from, int64_t count) {
+      return kernels_.mean(args.inputs.data(), static_cast<int64_t>(args.inputs.size()), args.dtype,
+                           from, count, args.divisor, args.accumulate, args.mean + from);
+    });
+    if (args.square_sum != nullptr) *args.square_sum = sum;
   }
 
   void Lookahead(Stream, const LookaheadArgs& args) override {
@@ -96,17 +88,25 @@ class CpuBackend final : public Backend {
   }
 
   void MuonCommit(Stream, const MuonCommitArgs& args) override {
-    ForChunks(args.count, [&](int64_t from, int64_t count) {
-      kernels_.muon_commit(args.momentum + from, args.gradient + from, args.weight + from,
-                           args.orthogonal + from, count, args.mu, args.clip, 1 - args.decay,
-                           args.scale);
+    const double sum = SumChunks(args.count, [&](int64_t from, int64_t count) {
+      const double square_sum = kernels_.muon_commit(
+          args.momentum + from, args.gradient + from, args.weight + from, args.orthogonal + from,
+          count, args.mu, args.clip, 1 - args.decay, args.scale);
       // The chunk is still in the cache.
       if (args.published != nullptr) {
         kernels_.publish(
             args.weight + from, args.published_dtype,
             static_cast<std::byte*>(args.published) + from * ByteSize(args.published_dtype), count);
       }
+      return square_sum;
     });
+    if (args.square_sum != nullptr) *args.square_sum = sum;
+  }
+
+  bool measures_blocks() const override { return true; }
+  void Orthogonality(Stream, const OrthogonalityArgs& args) override {
+    ThreadPool::Lease lease(pool_);
+    *args.square_error = cpu::SampledOrthogonality(kernels_, args.orthogonal, args.rows, args.cols);
   }
 
   void Adamw(Stream, const AdamwArgs& args) override {
@@ -142,6 +142,23 @@ class CpuBackend final : public Backend {
 
  private:
   static int64_t ChunksIn(int64_t count) { return (count + kChunk - 1) / kChunk; }
+
+  // body(from, count) gives a number for each chunk; they are added in the order of the chunks.
+  template <typename Body>
+  double SumChunks(int64_t count, const Body& body) {
+    ThreadPool::Lease lease(pool_);
+    double total = 0;
+    for (int64_t start = 0; start < count; start += kChunk * kChunksAtOnce) {
+      double sums[kChunksAtOnce];
+      const int64_t chunks = std::min(kChunksAtOnce, ChunksIn(count - start));
+      pool_.Run(chunks, [&](int64_t c) {
+        const int64_t from = start + c * kChunk;
+        sums[c] = body(from, std::min(kChunk, count - from));
+      });
+      for (int64_t c = 0; c < chunks; ++c) total += sums[c];
+    }
+    return total;
+  }
 
   template <typename Body>
   void ForChunks(int64_t count, const Body& body) {

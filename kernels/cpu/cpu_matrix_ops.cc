@@ -62,7 +62,7 @@ CpuMatrixOps::CpuMatrixOps(const KernelTable& kernels, ThreadPool& pool, const R
   parts_ = reinterpret_cast<double*>(next);
 }
 
-CpuMatrixOps::Scale CpuMatrixOps::ScaleOf(const float* in) const {
+CpuMatrixOps::Scale CpuMatrixOps::ScaleOf(const float* in) {
   // Partial sums over fixed chunks, added in order: the bits do not depend on threads.
   constexpr int64_t kChunk = 1 << 15;
   constexpr int64_t kChunks = 256;
@@ -82,6 +82,7 @@ CpuMatrixOps::Scale CpuMatrixOps::ScaleOf(const float* in) const {
       magnitude = std::max(magnitude, magnitudes[c]);
     }
   }
+  square_norm_ = square_sum;
   if (square_sum == 0) return {0, 0, true};
   // U / mx / (||U / mx|| + 1e-7) = U * power * rest, so that nothing leaves the range of fp32 on the way. Squares of
   // any fp32 fit in float64, so the norm needs no scaling by mx.

@@ -1,6 +1,8 @@
 #include "kernels/cpu/cpu_newton_schulz.h"
 
 #include <algorithm>
+#include <atomic>
+#include <bit>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -31,6 +33,32 @@ Precision PrecisionFor(bool bf16, NsForm form) {
   return form == NsForm::kGram ? Precision::kMixed : Precision::kBf16;
 }
 
+// Blocks with a larger workspace gain nothing by having a core each (kernels/README.md).
+constexpr size_t kLargestForBatch = size_t{4} << 20;
+constexpr size_t kSeatAlignment = 256;
+
+// Which parts of a batch's workspace are free. As many threads at once as there are seats.
+class SeatTable {
+ public:
+  static constexpr int64_t kMost = 64;
+  explicit SeatTable(int64_t seats) : free_(~uint64_t{0} >> (kMost - seats)) {}
+
+  int64_t Take() {
+    for (uint64_t free = free_.load();;) {
+      // More threads than seats, where there are more than 64 cores: the next to leave is a block away.
+      if (free == 0) {
+        free = free_.load();
+      } else if (free_.compare_exchange_weak(free, free & (free - 1), std::memory_order_acquire)) {
+        return std::countr_zero(free);
+      }
+    }
+  }
+  void Leave(int64_t seat) { free_.fetch_or(uint64_t{1} << seat, std::memory_order_release); }
+
+ private:
+  std::atomic<uint64_t> free_;
+};
+
 class CpuNewtonSchulz final : public NewtonSchulz {
  public:
   CpuNewtonSchulz(const KernelTable& kernels, ThreadPool& pool, NsForm form,
@@ -44,17 +72,32 @@ class CpuNewtonSchulz final : public NewtonSchulz {
         layout_(layout) {}
 
   size_t workspace_bytes() const override { return layout_.bytes; }
+  size_t batch_workspace_bytes(int64_t count) const override { return Seats(count) * SeatBytes(); }
 
   void Run(Stream, const float* in, float* out, void* workspace) const override {
     ThreadPool::Lease lease(pool_);
-    CpuMatrixOps ops(kernels_, pool_, layout_, workspace, out);
-    if (!ops.Load(in)) {
-      std::memset(out, 0, sizeof(float) * layout_.rows * layout_.cols);
-    } else if (form_ == NsForm::kGram) {
-      IterateGram(schedule_, restarts_, ops);
-    } else {
-      IterateDirect(schedule_, ops);
-    }
+    RunOne(pool_, in, out, workspace);
+  }
+
+  void RunBatch(Stream, const NewtonSchulzBatch& batch) const override {
+    ThreadPool::Lease lease(pool_);
+    const auto count = static_cast<int64_t>(batch.offsets.size());
+    const auto run = [&](ThreadPool& pool, int64_t i, void* workspace) {
+      const int64_t offset = batch.offsets[i];
+      const double square_norm = RunOne(pool, batch.in + offset, batch.out + offset, workspace);
+      if (batch.square_norms != nullptr) batch.square_norms[i] = square_norm;
+    };
+    // A block to a core: the products of a small one are too short to be shared. One that is left over is shared all the
+    // same, rather than that the other cores wait for it.
+    const int64_t seats = Seats(count);
+    const int64_t apart = seats == 1 ? 0 : count % seats == 1 ? count - 1 : count;
+    SeatTable free(seats);
+    pool_.Run(apart, [&](int64_t i) {
+      const int64_t seat = free.Take();
+      run(alone_, i, static_cast<std::byte*>(batch.workspace) + seat * SeatBytes());
+      free.Leave(seat);
+    });
+    for (int64_t i = apart; i < count; ++i) run(pool_, i, batch.workspace);
   }
 
   NsForm form() const override { return form_; }
@@ -68,8 +111,31 @@ class CpuNewtonSchulz final : public NewtonSchulz {
   }
 
  private:
+  // Returns ||in||_F^2.
+  double RunOne(ThreadPool& pool, const float* in, float* out, void* workspace) const {
+    CpuMatrixOps ops(kernels_, pool, layout_, workspace, out);
+    if (!ops.Load(in)) {
+      std::memset(out, 0, sizeof(float) * layout_.rows * layout_.cols);
+    } else if (form_ == NsForm::kGram) {
+      IterateGram(schedule_, restarts_, ops);
+    } else {
+      IterateDirect(schedule_, ops);
+    }
+    return ops.square_norm();
+  }
+
+  // How many blocks of a batch run at once.
+  int64_t Seats(int64_t count) const {
+    if (layout_.bytes > kLargestForBatch) return 1;
+    return std::clamp<int64_t>(pool_.threads(), 1, std::min(count, SeatTable::kMost));
+  }
+  size_t SeatBytes() const {
+    return (layout_.bytes + kSeatAlignment - 1) / kSeatAlignment * kSeatAlignment;
+  }
+
   const KernelTable& kernels_;
   ThreadPool& pool_;
+  mutable ThreadPool alone_{1};  // runs every piece on the thread that calls
   const NsForm form_;
   const std::vector<Coefficients> schedule_;
   const std::vector<int> restarts_;

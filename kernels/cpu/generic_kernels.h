@@ -171,39 +171,75 @@ void EmulatedMultiplyBf16(const KernelTable::MultiplyArgs& args) {
 
 // -------------------------------------------------------------------------------------------------------- vectors
 
-typedef float F32Lanes __attribute__((vector_size(4 * kLanes)));
-typedef double F64Lanes __attribute__((vector_size(8 * kLanes)));
+// Vectors of the registers' own size: wider ones the compiler keeps in memory.
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
 
-// Element i goes to lane i mod 16, and the lanes are added in a fixed tree, whatever the instruction set. The square of
-// a float is exact in double, but for the ends of its range.
-struct SquareSum {
-  F64Lanes lanes = {};
+// 16 lanes in as many vectors as it takes. Element i of what is added goes to lane i mod 16, and the lanes are summed in
+// a fixed tree, whatever the instruction set.
+template <typename T>
+struct Lanes {
+  static constexpr int kEach = kVectorBytes / sizeof(T), kVectors = kLanes / kEach;
+  typedef T Vector __attribute__((vector_size(kVectorBytes)));
+  typedef float Narrow __attribute__((vector_size(kEach * sizeof(float))));
+  Vector vectors[kVectors] = {};
 
-  void Add(const float* x,
-           int64_t count) {  // REQUIRES: all calls but the last have count % 16 == 0
-    F64Lanes sums = lanes;
+  // += a b, by elements.
+  void AddProducts(const float* a, const float* b) {
+    for (int v = 0; v < kVectors; ++v) {
+      Narrow left, right;
+      __builtin_memcpy(&left, a + v * kEach, sizeof(left));
+      __builtin_memcpy(&right, b + v * kEach, sizeof(right));
+      vectors[v] += __builtin_convertvector(left, Vector) * __builtin_convertvector(right, Vector);
+    }
+  }
+  // The same for any count; all calls but the last have count % 16 == 0.
+  void AddProducts(const float* a, const float* b, int64_t count) {
+    Lanes sums = *this;  // in registers
     int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
-      F32Lanes narrow;
-      __builtin_memcpy(&narrow, x + i, sizeof(narrow));
-      const F64Lanes values = __builtin_convertvector(narrow, F64Lanes);
-      sums += values * values;
+    for (; i + kLanes <= count; i += kLanes) sums.AddProducts(a + i, b + i);
+    if (i < count) {
+      float left[kLanes] = {}, right[kLanes] = {};
+      __builtin_memcpy(left, a + i, static_cast<size_t>(count - i) * sizeof(float));
+      __builtin_memcpy(right, b + i, static_cast<size_t>(count - i) * sizeof(float));
+      sums.AddProducts(left, right);
     }
-    for (; i < count; ++i) {
-      const double value = x[i];
-      sums[i % kLanes] += value * value;
-    }
-    lanes = sums;
+    *this = sums;
   }
   double Total() const {
-    double sums[kLanes];
-    __builtin_memcpy(sums, &lanes, sizeof(sums));
+    T sums[kLanes];
+    __builtin_memcpy(sums, vectors, sizeof(sums));
     for (int width = kLanes / 2; width >= 1; width /= 2) {
       for (int i = 0; i < width; ++i) sums[i] += sums[i + width];
     }
     return sums[0];
   }
 };
+
+// The square of a float is exact in double, but for the ends of its range.
+struct SquareSum {
+  Lanes<double> lanes;
+  void Add(const float* x, int64_t count) { lanes.AddProducts(x, x, count); }
+  double Total() const { return lanes.Total(); }
+};
+
+// Four at once: one alone would wait for its sum from one addition to the next.
+inline void GenericDot4(const float* a, const float* const* b, int64_t count, double* sums) {
+  Lanes<float> lanes[4];
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int k = 0; k < 4; ++k) lanes[k].AddProducts(a + i, b[k] + i);
+  }
+  for (int k = 0; k < 4; ++k) {
+    if (i < count) lanes[k].AddProducts(a + i, b[k] + i, count - i);
+    sums[k] += lanes[k].Total();
+  }
+}
 
 inline void GenericNorm(const float* x, int64_t count, double* square_sum, float* magnitude) {
   constexpr int64_t kStretch = 1024;
@@ -278,13 +314,21 @@ inline void GenericLookahead(const float* momentum, const float* gradient, float
   }
 }
 
-inline void GenericMuonCommit(float* momentum, const float* gradient, float* weight,
-                              const float* orthogonal, int64_t count, float mu, float clip,
-                              float keep, float scale) {
-  for (int64_t i = 0; i < count; ++i) {
-    momentum[i] = mu * momentum[i] + clip * gradient[i];
-    weight[i] = weight[i] * keep - scale * orthogonal[i];
+inline double GenericMuonCommit(float* momentum, const float* gradient, float* weight,
+                                const float* orthogonal, int64_t count, float mu, float clip,
+                                float keep, float scale) {
+  constexpr int64_t kStretch =
+      512;  // of the orthogonal matrix, in the first-level cache for its squares
+  Lanes<float> squares;
+  for (int64_t start = 0; start < count; start += kStretch) {
+    const int64_t n = count - start < kStretch ? count - start : kStretch;
+    for (int64_t i = start; i < start + n; ++i) {
+      momentum[i] = mu * momentum[i] + clip * gradient[i];
+      weight[i] = weight[i] * keep - scale * orthogonal[i];
+    }
+    squares.AddProducts(orthogonal + start, orthogonal + start, n);
   }
+  return squares.Total();
 }
 
 // In torch's order of operations and with its fused ones (its single-tensor AdamW): decay, lerp, mul + addcmul, sqrt /
@@ -342,6 +386,7 @@ constexpr KernelTable MakeTable(const char* name, bool bf16_units,
       .store_tile = GenericStoreTile,
       .norm = GenericNorm,
       .mean = GenericMean,
+      .dot4 = GenericDot4,
       .lookahead = GenericLookahead,
       .muon_commit = GenericMuonCommit,
       .adamw = GenericAdamw,

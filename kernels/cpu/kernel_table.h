@@ -63,11 +63,14 @@ struct KernelTable {
   void (*norm)(const float* x, int64_t count, double* square_sum, float* magnitude);
   double (*mean)(const void* const* inputs, int64_t input_count, Dtype dtype, int64_t offset,
                  int64_t count, float divisor, bool accumulate, float* mean);
+  // sums[k] += a b[k], for k of 4; each product in fp32 lanes.
+  void (*dot4)(const float* a, const float* const* b, int64_t count, double* sums);
   void (*lookahead)(const float* momentum, const float* gradient, float* update, int64_t count,
                     float mu, float clip, bool nesterov);
-  void (*muon_commit)(float* momentum, const float* gradient, float* weight,
-                      const float* orthogonal, int64_t count, float mu, float clip, float keep,
-                      float scale);
+  // Returns the sum of squares of `orthogonal`, in fp32 lanes: its elements are about 1 and below.
+  double (*muon_commit)(float* momentum, const float* gradient, float* weight,
+                        const float* orthogonal, int64_t count, float mu, float clip, float keep,
+                        float scale);
   void (*adamw)(float* weight, float* exp_avg, float* exp_avg_sq, const float* gradient,
                 int64_t count, const AdamwScalars& scalars);
   void (*publish)(const float* from, Dtype dtype, void* to, int64_t count);

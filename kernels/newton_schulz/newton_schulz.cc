@@ -49,6 +49,11 @@ absl::Status Validate(const NewtonSchulzOptions& options) {
   return absl::OkStatus();
 }
 
+void NewtonSchulz::RunBatch(Stream stream, const NewtonSchulzBatch& batch) const {
+  for (const int64_t offset : batch.offsets)
+    Run(stream, batch.in + offset, batch.out + offset, batch.workspace);
+}
+
 absl::StatusOr<std::unique_ptr<NewtonSchulz>> PlanNewtonSchulz(Backend& backend,
                                                                const NewtonSchulzOptions& options,
                                                                int64_t rows, int64_t cols) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kernels/ops/backend.h"
 
 namespace dmuon::kernels {
@@ -39,6 +40,15 @@ absl::Status Validate(const NewtonSchulzOptions& options);
 // FLOPs of the form that will run on a rows x cols block, symmetric products at half cost.
 double Flops(const NewtonSchulzOptions& options, int64_t rows, int64_t cols);
 
+// Blocks of one shape, in one run.
+struct NewtonSchulzBatch {
+  const float* in = nullptr;
+  float* out = nullptr;
+  absl::Span<const int64_t> offsets;  // of each block, in elements, the same in both
+  void* workspace = nullptr;          // batch_workspace_bytes(offsets.size())
+  double* square_norms = nullptr;  // optional, where the backend measures: ||in||_F^2 of each block
+};
+
 // The iteration for blocks of one shape. Made once, outside the step; Run allocates nothing.
 class NewtonSchulz {
  public:
@@ -51,6 +61,9 @@ class NewtonSchulz {
   virtual absl::Status Prepare(void* /*workspace*/) { return absl::OkStatus(); }
   // out = NS(in), both rows x cols, dense, row-major, fp32; `in` keeps its bytes; in == out is allowed.
   virtual void Run(Stream stream, const float* in, float* out, void* workspace) const = 0;
+  // Run on each block, with the same bits; at once where the device gains by it. By default one after the other.
+  virtual void RunBatch(Stream stream, const NewtonSchulzBatch& batch) const;
+  virtual size_t batch_workspace_bytes(int64_t /*count*/) const { return workspace_bytes(); }
   virtual NsForm form() const = 0;
   virtual std::string kernel() const = 0;  // "gram fp32", "direct bf16", ...
 };

@@ -63,6 +63,15 @@ struct MuonCommitArgs {
   float scale = 0;            // eta s
   void* published = nullptr;  // optional: W rounded to `published_dtype`
   Dtype published_dtype = Dtype::kF32;
+  // Optional, where the backend measures: the sum of squares of O. Valid after Synchronize.
+  double* square_sum = nullptr;
+};
+
+// An estimate of ||O O^T - I||_F^2 / m for a dense O of m = rows <= cols, of ||O^T O - I||_F^2 / m for a tall one.
+struct OrthogonalityArgs {
+  const float* orthogonal = nullptr;  // O
+  int64_t rows = 0, cols = 0;
+  double* square_error = nullptr;  // backend-visible; valid after Synchronize
 };
 
 // PyTorch's AdamW with decoupled decay; `step` counts from 1.
@@ -138,6 +147,11 @@ class Backend {
   virtual void Lookahead(Stream stream, const LookaheadArgs& args) = 0;
   virtual void MuonCommit(Stream stream, const MuonCommitArgs& args) = 0;
   virtual void Adamw(Stream stream, const AdamwArgs& args) = 0;
+  // Whether MuonCommit and Newton-Schulz give their sums, and Orthogonality is there: telemetry, which no result depends
+  // on.
+  virtual bool measures_blocks() const { return false; }
+  // REQUIRES: measures_blocks().
+  virtual void Orthogonality(Stream /*stream*/, const OrthogonalityArgs& /*args*/) {}
   // to = from rounded to nearest even in `dtype`.
   virtual void Publish(Stream stream, const float* from, Dtype dtype, void* to, int64_t count) = 0;
 

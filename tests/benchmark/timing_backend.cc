@@ -61,6 +61,13 @@ class TimedNewtonSchulz : public kernels::NewtonSchulz {
     const Timed timed(times_);
     plan_->Run(stream, in, out, workspace);
   }
+  void RunBatch(kernels::Stream stream, const kernels::NewtonSchulzBatch& batch) const override {
+    const Timed timed(times_);
+    plan_->RunBatch(stream, batch);
+  }
+  size_t batch_workspace_bytes(int64_t count) const override {
+    return plan_->batch_workspace_bytes(count);
+  }
   kernels::NsForm form() const override { return plan_->form(); }
   std::string kernel() const override { return plan_->kernel(); }
 
@@ -103,6 +110,10 @@ void TimingBackend::MuonCommit(kernels::Stream stream, const kernels::MuonCommit
 void TimingBackend::Adamw(kernels::Stream stream, const kernels::AdamwArgs& args) {
   const Timed timed(times_);
   backend_.Adamw(stream, args);
+}
+void TimingBackend::Orthogonality(kernels::Stream stream, const kernels::OrthogonalityArgs& args) {
+  const Timed timed(times_);
+  backend_.Orthogonality(stream, args);
 }
 void TimingBackend::Publish(kernels::Stream stream, const float* from, Dtype dtype, void* to,
                             int64_t count) {

@@ -285,6 +285,32 @@ TEST_P(EachBackend, CommitMovesMomentumAndWeightAndPublishes) {
   }
 }
 
+TEST_P(EachBackend, CommitMeasuresWithoutChangingABit) {
+  if (!backend_->measures_blocks()) GTEST_SKIP() << "it does not measure";
+  for (int64_t count : kCounts) {
+    const std::vector<float> m = Normal(count, kSeed), g = Normal(count, kSeed + 1),
+                             w = Normal(count, kSeed + 2), o = Normal(count, kSeed + 3);
+    MuonCommitArgs plain = {.gradient = Device(g),
+                            .orthogonal = Device(o),
+                            .count = count,
+                            .mu = 0.95f,
+                            .clip = 0.5f,
+                            .decay = 0.002f,
+                            .scale = 0.02f};
+    MuonCommitArgs measured = plain;
+    plain.momentum = Device(m), measured.momentum = Device(m);
+    plain.weight = Device(w), measured.weight = Device(w);
+    measured.square_sum = Device(std::vector<double>{-1});
+    backend_->MuonCommit(stream_, plain);
+    backend_->MuonCommit(stream_, measured);
+    EXPECT_EQ(Host(plain.momentum, count), Host(measured.momentum, count));
+    EXPECT_EQ(Host(plain.weight, count), Host(measured.weight, count));
+    double expected = 0;
+    for (float x : o) expected += double{x} * x;
+    EXPECT_NEAR(Host(measured.square_sum, 1)[0], expected, 1e-5 * expected) << count;
+  }
+}
+
 TEST_P(EachBackend, AdamwFollowsTheFloat64FormulaOverManySteps) {
   const int64_t count = 5003;
   std::vector<float> w = Normal(count, kSeed);
