@@ -73,6 +73,13 @@ absl::StatusOr<v1::DescribeSessionResponse> Admin::Session(const std::string& na
   return Call(&v1::Admin::Stub::PrepareAsyncDescribeSession, request);
 }
 
+absl::StatusOr<v1::DescribeStepResponse> Admin::Step(const std::string& name, uint64_t step) {
+  v1::DescribeStepRequest request;
+  request.set_name(name);
+  request.set_step(step);
+  return Call(&v1::Admin::Stub::PrepareAsyncDescribeStep, request);
+}
+
 absl::StatusOr<v1::DrainResponse> Admin::Drain() {
   return Call(&v1::Admin::Stub::PrepareAsyncDrain, v1::DrainRequest());
 }

@@ -23,6 +23,7 @@ class Admin {
   absl::StatusOr<v1::GetInfoResponse> Info();
   absl::StatusOr<v1::ListSessionsResponse> Sessions();
   absl::StatusOr<v1::DescribeSessionResponse> Session(const std::string& name);
+  absl::StatusOr<v1::DescribeStepResponse> Step(const std::string& name, uint64_t step);
   absl::StatusOr<v1::DrainResponse> Drain();
   // Calls `each` for the last `last` steps, and with `follow` for every later one until the session closes.
   absl::Status Steps(const std::string& name, bool follow, uint32_t last,

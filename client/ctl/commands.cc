@@ -50,6 +50,9 @@ absl::Status Run(const Invocation& invocation) {
   } else if (invocation.verb == "session") {
     ASSIGN_OR_RETURN(const auto answer, admin->Session(invocation.session));
     Print(SessionView(answer), invocation.format);
+  } else if (invocation.verb == "step") {
+    ASSIGN_OR_RETURN(const auto answer, admin->Step(invocation.session, invocation.step));
+    Print(StepView(answer.record()), invocation.format);
   } else if (invocation.verb == "drain") {
     ASSIGN_OR_RETURN(const auto answer, admin->Drain());
     Print(DrainView(answer), invocation.format);

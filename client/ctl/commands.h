@@ -12,13 +12,14 @@
 namespace dmuon::ctl {
 
 struct Invocation {
-  std::string verb;  // status, sessions, session, steps, drain
+  std::string verb;  // status, sessions, session, steps, step, drain
   std::string endpoint;
   absl::Duration timeout = absl::Seconds(10);
   Format format = Format::kTable;
-  std::string session;  // session, steps
+  std::string session;  // session, steps, step
   bool watch = false;   // steps
   uint32_t last = 20;   // steps
+  uint64_t step = 0;    // step; 0 = the last one
 };
 
 // Prints the answer to stdout.

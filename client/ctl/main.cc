@@ -39,6 +39,9 @@ void Define(CLI::App& app, Invocation& invocation, double& timeout_seconds, std:
   steps->add_option("NAME", invocation.session, "The job's name")->required();
   steps->add_flag("-w,--watch", invocation.watch, "Go on with every later step, until Ctrl-C");
   steps->add_option("--last", invocation.last, "How many remembered steps")->capture_default_str();
+  CLI::App* step = app.add_subcommand("step", "One step of a session, block by block");
+  step->add_option("NAME", invocation.session, "The job's name")->required();
+  step->add_option("ID", invocation.step, "Its number; the last one by default");
   app.add_subcommand("drain",
                      "Refuse new sessions, finish the steps under way, then stop the daemon");
 }

@@ -59,6 +59,20 @@ Tree PlacementTree(const v1::Placement& p) {
               {"boundary", p.boundary()}};
 }
 
+Tree BlockTree(const v1::BlockRecord& block) {
+  Tree tree{{"parameter", block.parameter()},
+            {"index", block.index()},
+            {"row_begin", block.rows().row_begin()},
+            {"row_end", block.rows().row_end()}};
+  if (block.has_norm()) tree["norm"] = Finite(block.norm());
+  if (block.has_update_rms()) tree["update_rms"] = Finite(block.update_rms());
+  if (block.has_orthogonality_error())
+    tree["orthogonality_error"] = Finite(block.orthogonality_error());
+  tree["form"] = block.form();
+  tree["kernel"] = block.kernel();
+  return tree;
+}
+
 }  // namespace
 
 View StatusView(const v1::GetInfoResponse& info) {
@@ -209,6 +223,43 @@ const std::vector<Column>& StepColumns() {
       {"REASON", "reason", Unit::kText, 0},
   };
   return *columns;
+}
+
+View StepView(const v1::StepRecord& record) {
+  View view;
+  view.tree = Tree{{"session", record.session()}};
+  view.tree.update(StepTree(record));
+  view.tree["blocks"] = Tree::array();
+  for (const v1::BlockRecord& block : record.blocks())
+    view.tree["blocks"].push_back(BlockTree(block));
+  view.sections = {{"",
+                    "",
+                    {{"session", "session"},
+                     {"step", "step", Unit::kCount},
+                     {"time", "unix_seconds", Unit::kTimestamp},
+                     {"outcome", "outcome"},
+                     {"reason", "reason"},
+                     {"norm", "total_norm", Unit::kNumber},
+                     {"clip coefficient", "clip_coefficient", Unit::kNumber},
+                     {"wait", "wait_seconds", Unit::kSeconds},
+                     {"reduce", "reduce_seconds", Unit::kSeconds},
+                     {"verdict", "verdict_seconds", Unit::kSeconds},
+                     {"update", "update_seconds", Unit::kSeconds},
+                     {"publish", "publish_seconds", Unit::kSeconds},
+                     {"total", "total_seconds", Unit::kSeconds},
+                     {"Newton-Schulz", "forms"}}},
+                   {"blocks",
+                    "blocks",
+                    {{"PARAMETER", "parameter"},
+                     {"BLOCK", "index", Unit::kCount},
+                     {"FROM ROW", "row_begin", Unit::kCount},
+                     {"TO ROW", "row_end", Unit::kCount},
+                     {"NORM", "norm", Unit::kNumber},
+                     {"UPDATE RMS", "update_rms", Unit::kNumber},
+                     {"ORTHOGONALITY ERROR", "orthogonality_error", Unit::kNumber},
+                     {"FORM", "form"},
+                     {"KERNEL", "kernel"}}}};
+  return view;
 }
 
 }  // namespace dmuon::ctl

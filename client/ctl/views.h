@@ -23,6 +23,8 @@ View DrainView(const v1::DrainResponse& drain);
 // Steps come one by one.
 Tree StepTree(const v1::StepRecord& record);
 const std::vector<Column>& StepColumns();
+// One step, with what each block did in it.
+View StepView(const v1::StepRecord& record);
 
 }  // namespace dmuon::ctl
 

@@ -15,7 +15,7 @@ class Adamw final : public Update {
   // Elementwise, and in one pass over memory: all of it is commit.
   void Compute(kernels::Stream, const UpdateInputs&, std::byte*) override {}
 
-  void Commit(kernels::Stream stream, const UpdateInputs& in, const std::byte*) override {
+  void Commit(kernels::Stream stream, const UpdateInputs& in, std::byte*) override {
     ++state_.adamw_steps;
     backend_.Adamw(stream, {.weight = state_.weight,
                             .exp_avg = state_.exp_avg,

@@ -15,40 +15,62 @@
 namespace dmuon::server {
 namespace {
 
-// One block of the parameter: a range of rows, contiguous in memory.
-struct PlannedBlock {
-  int64_t begin = 0;  // first element
-  int64_t count = 0;
+// Blocks of one shape run together.
+struct Batch {
+  std::unique_ptr<kernels::NewtonSchulz> newton_schulz;
+  std::vector<int64_t> offsets;  // of their first elements
+  int64_t rows = 0;
   double scale = 1;  // s
-  const kernels::NewtonSchulz* newton_schulz = nullptr;
+};
+
+// What a step measures of one block, in the backend's memory.
+struct BlockSums {
+  double* update;      // ||U||_F^2
+  double* orthogonal;  // ||O||_F^2
+  double* error;       // estimate of ||O O^T - I||_F^2 / m
 };
 
 class Muon final : public Update {
  public:
-  Muon(kernels::Backend& backend, int64_t numel, bool nesterov, ParameterState& state)
-      : backend_(backend), numel_(numel), nesterov_(nesterov), state_(state) {}
+  Muon(kernels::Backend& backend, const Parameter& parameter, bool nesterov, ParameterState& state)
+      : backend_(backend),
+        numel_(parameter.numel()),
+        cols_(AsMatrix(parameter).cols),
+        nesterov_(nesterov),
+        state_(state) {}
 
   absl::Status Plan(const Parameter& parameter, const OptimizerSpec& spec) {
-    const int64_t cols = AsMatrix(parameter).cols;
-    for (const Block& block : parameter.blocks) {
-      const int64_t rows = block.row_end - block.row_begin;
-      auto& plan = plans_[rows];
-      if (plan == nullptr) {
-        ASSIGN_OR_RETURN(plan, kernels::PlanNewtonSchulz(backend_, spec.newton_schulz, rows, cols));
-        newton_schulz_bytes_ = std::max(newton_schulz_bytes_, plan->workspace_bytes());
+    std::map<int64_t, std::vector<size_t>> by_rows;
+    for (size_t i = 0; i < parameter.blocks.size(); ++i)
+      by_rows[parameter.blocks[i].row_end - parameter.blocks[i].row_begin].push_back(i);
+    for (const auto& [rows, blocks] : by_rows) {
+      Batch batch{nullptr, {}, rows, Scale(spec.adjust_lr, rows, cols_)};
+      ASSIGN_OR_RETURN(batch.newton_schulz,
+                       kernels::PlanNewtonSchulz(backend_, spec.newton_schulz, rows, cols_));
+      const bool gram = batch.newton_schulz->form() == kernels::NsForm::kGram;
+      for (size_t i : blocks) {
+        batch.offsets.push_back(parameter.blocks[i].row_begin * cols_);
+        blocks_.push_back({static_cast<int>(i), parameter.blocks[i], gram ? "gram" : "direct",
+                           batch.newton_schulz->kernel()});
       }
-      blocks_.push_back(
-          {block.row_begin * cols, rows * cols, Scale(spec.adjust_lr, rows, cols), plan.get()});
+      newton_schulz_bytes_ = std::max(
+          newton_schulz_bytes_,
+          AlignUp(batch.newton_schulz->batch_workspace_bytes(static_cast<int64_t>(blocks.size())),
+                  256));
+      batches_.push_back(std::move(batch));
     }
+    if (backend_.measures_blocks()) measured_.resize(kSums * blocks_.size());
     return absl::OkStatus();
   }
 
-  // U, then O in its place; behind it Newton-Schulz's own.
-  size_t workspace_bytes() const override { return update_bytes() + newton_schulz_bytes_; }
+  // U, then O in its place; behind it Newton-Schulz's own, and what is measured.
+  size_t workspace_bytes() const override {
+    return update_bytes() + newton_schulz_bytes_ + sizeof(double) * measured_.size();
+  }
 
   absl::Status Prepare(std::byte* workspace) override {
-    for (const auto& [rows, plan] : plans_)
-      RETURN_IF_ERROR(plan->Prepare(workspace + update_bytes()));
+    for (const Batch& batch : batches_)
+      RETURN_IF_ERROR(batch.newton_schulz->Prepare(workspace + update_bytes()));
     return absl::OkStatus();
   }
 
@@ -61,41 +83,85 @@ class Muon final : public Update {
                                 .mu = static_cast<float>(in.hyper.momentum),
                                 .clip = static_cast<float>(in.clip_coefficient),
                                 .nesterov = nesterov_});
-    for (const PlannedBlock& b : blocks_) {
-      b.newton_schulz->Run(stream, update + b.begin, update + b.begin, workspace + update_bytes());
+    size_t block = 0;
+    for (const Batch& batch : batches_) {
+      batch.newton_schulz->RunBatch(stream, {.in = update,
+                                             .out = update,
+                                             .offsets = batch.offsets,
+                                             .workspace = workspace + update_bytes(),
+                                             .square_norms = SumsIn(workspace, block).update});
+      block += batch.offsets.size();
     }
   }
 
-  void Commit(kernels::Stream stream, const UpdateInputs& in, const std::byte* workspace) override {
+  void Commit(kernels::Stream stream, const UpdateInputs& in, std::byte* workspace) override {
     const float* orthogonal = reinterpret_cast<const float*>(workspace);
-    for (const PlannedBlock& b : blocks_) {
-      backend_.MuonCommit(stream, {.momentum = state_.momentum + b.begin,
-                                   .gradient = state_.gradient + b.begin,
-                                   .weight = state_.weight + b.begin,
-                                   .orthogonal = orthogonal + b.begin,
-                                   .count = b.count,
-                                   .mu = static_cast<float>(in.hyper.momentum),
-                                   .clip = static_cast<float>(in.clip_coefficient),
-                                   .decay = static_cast<float>(in.hyper.lr * in.hyper.weight_decay),
-                                   .scale = static_cast<float>(in.hyper.lr * b.scale)});
+    size_t block = 0;
+    for (const Batch& batch : batches_) {
+      for (const int64_t begin : batch.offsets) {
+        const BlockSums sums = SumsIn(workspace, block++);
+        backend_.MuonCommit(stream,
+                            {.momentum = state_.momentum + begin,
+                             .gradient = state_.gradient + begin,
+                             .weight = state_.weight + begin,
+                             .orthogonal = orthogonal + begin,
+                             .count = batch.rows * cols_,
+                             .mu = static_cast<float>(in.hyper.momentum),
+                             .clip = static_cast<float>(in.clip_coefficient),
+                             .decay = static_cast<float>(in.hyper.lr * in.hyper.weight_decay),
+                             .scale = static_cast<float>(in.hyper.lr * batch.scale),
+                             .square_sum = sums.orthogonal});
+        if (measured_.empty()) continue;
+        backend_.Orthogonality(stream, {.orthogonal = orthogonal + begin,
+                                        .rows = batch.rows,
+                                        .cols = cols_,
+                                        .square_error = sums.error});
+      }
     }
+    if (measured_.empty()) return;
+    backend_.CopyToHost(stream, measured_.data(), SumsIn(workspace, 0).update,
+                        sizeof(double) * measured_.size());
   }
 
-  int newton_schulz_calls() const override { return static_cast<int>(blocks_.size()); }
-  std::string kernel() const override { return blocks_[0].newton_schulz->kernel(); }
-  std::string form() const override {
-    return blocks_[0].newton_schulz->form() == kernels::NsForm::kGram ? "gram" : "direct";
+  absl::Span<const BlockPlan> blocks() const override { return blocks_; }
+
+  void Measures(absl::Span<BlockMeasures> out) const override {
+    std::fill(out.begin(), out.end(), BlockMeasures{.ran = true});
+    if (measured_.empty()) return;
+    size_t block = 0;
+    for (const Batch& batch : batches_) {
+      const double count = static_cast<double>(batch.rows * cols_);
+      for (size_t i = 0; i < batch.offsets.size(); ++i, ++block) {
+        const double* sums = measured_.data();
+        const size_t blocks = blocks_.size();
+        out[block].measured = true;
+        out[block].norm = static_cast<float>(std::sqrt(sums[block]));
+        out[block].update_rms =
+            static_cast<float>(batch.scale * std::sqrt(sums[blocks + block] / count));
+        out[block].orthogonality_error = static_cast<float>(std::sqrt(sums[2 * blocks + block]));
+      }
+    }
   }
 
  private:
+  static constexpr size_t kSums = 3;  // for each block, kind by kind
+
   size_t update_bytes() const { return AlignUp(sizeof(float) * numel_, 256); }
+  // Null where the backend does not measure.
+  BlockSums SumsIn(std::byte* workspace, size_t block) const {
+    if (measured_.empty()) return {};
+    auto* first = reinterpret_cast<double*>(workspace + update_bytes() + newton_schulz_bytes_);
+    return {first + block, first + blocks_.size() + block, first + 2 * blocks_.size() + block};
+  }
 
   kernels::Backend& backend_;
   const int64_t numel_;
+  const int64_t cols_;
   const bool nesterov_;
   ParameterState& state_;
-  std::map<int64_t, std::unique_ptr<kernels::NewtonSchulz>> plans_;  // by rows
-  std::vector<PlannedBlock> blocks_;
+  std::vector<Batch> batches_;
+  std::vector<BlockPlan> blocks_;  // batch by batch
+  std::vector<double> measured_;   // of the last commit; empty where the backend does not measure
   size_t newton_schulz_bytes_ = 0;
 };
 
@@ -115,7 +181,7 @@ double Scale(AdjustLr adjust, int64_t out, int64_t in) {
 absl::StatusOr<std::unique_ptr<Update>> MakeMuon(kernels::Backend& backend,
                                                  const Parameter& parameter,
                                                  const OptimizerSpec& spec, ParameterState& state) {
-  auto muon = std::make_unique<Muon>(backend, parameter.numel(), spec.nesterov, state);
+  auto muon = std::make_unique<Muon>(backend, parameter, spec.nesterov, state);
   RETURN_IF_ERROR(
       Annotate(muon->Plan(parameter, spec), absl::StrFormat("parameter '%s'", parameter.name)));
   return muon;

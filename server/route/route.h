@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kernels/ops/backend.h"
 #include "proto/wire/control_page.h"
 #include "server/parameter/parameter.h"
@@ -49,12 +50,11 @@ class Update {
   virtual absl::Status Prepare(std::byte* /*workspace*/) { return absl::OkStatus(); }
   virtual void Compute(kernels::Stream stream, const UpdateInputs& inputs,
                        std::byte* workspace) = 0;
-  virtual void Commit(kernels::Stream stream, const UpdateInputs& inputs,
-                      const std::byte* workspace) = 0;
-  // Calls of Newton-Schulz in one Compute, and what each runs ("gram fp32"); 0 and "" where there are none.
-  virtual int newton_schulz_calls() const { return 0; }
-  virtual std::string kernel() const { return ""; }
-  virtual std::string form() const { return ""; }
+  virtual void Commit(kernels::Stream stream, const UpdateInputs& inputs, std::byte* workspace) = 0;
+  // One for each call of Newton-Schulz in a Compute; none where the route has none.
+  virtual absl::Span<const BlockPlan> blocks() const { return {}; }
+  // What the last Commit measured, after Synchronize; as many as there are blocks.
+  virtual void Measures(absl::Span<BlockMeasures> /*out*/) const {}
 };
 
 // `state` and `backend` must outlive the update.

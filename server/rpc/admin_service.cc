@@ -108,8 +108,7 @@ absl::Status AdminService::Watch(grpc::ServerContext& context, const v1::WatchSt
   for (;;) {
     for (const StepReport& report : reports) {
       seen = std::max(seen, report.step);
-      if (!writer.Write(ToProto(report, request.name())))
-        return absl::CancelledError("the caller has gone away");
+      if (!writer.Write(ToProto(report))) return absl::CancelledError("the caller has gone away");
     }
     if (!request.follow()) return absl::OkStatus();
     if (context.IsCancelled()) return absl::CancelledError("the caller has gone away");
@@ -119,6 +118,17 @@ absl::Status AdminService::Watch(grpc::ServerContext& context, const v1::WatchSt
     if (!next.ok()) return next.status();
     reports = *std::move(next);
   }
+}
+
+grpc::Status AdminService::DescribeStep(grpc::ServerContext* context,
+                                        const v1::DescribeStepRequest* request,
+                                        v1::DescribeStepResponse* response) {
+  if (const absl::Status status = DescribeFor(*context, request->name()).status(); !status.ok())
+    return ToGrpc(status);
+  const absl::StatusOr<StepReport> report = table_.DescribeStep(request->name(), request->step());
+  if (!report.ok()) return ToGrpc(report.status());
+  *response->mutable_record() = ToProto(*report);
+  return grpc::Status::OK;
 }
 
 grpc::Status AdminService::Drain(grpc::ServerContext* context, const v1::DrainRequest*,

@@ -42,6 +42,8 @@ class AdminService final : public v1::Admin::Service {
                                v1::DescribeSessionResponse* response) override;
   grpc::Status WatchSteps(grpc::ServerContext* context, const v1::WatchStepsRequest* request,
                           grpc::ServerWriter<v1::StepRecord>* writer) override;
+  grpc::Status DescribeStep(grpc::ServerContext* context, const v1::DescribeStepRequest* request,
+                            v1::DescribeStepResponse* response) override;
   grpc::Status Drain(grpc::ServerContext* context, const v1::DrainRequest* request,
                      v1::DrainResponse* response) override;
   grpc::Status SaveSnapshot(grpc::ServerContext* context, const v1::SaveSnapshotRequest* request,

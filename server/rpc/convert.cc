@@ -183,6 +183,19 @@ void AddPlacement(const Placement& placement, const ParameterTable& table, Repea
   }
 }
 
+void AddBlock(const BlockReport& block, v1::BlockRecord& record) {
+  record.set_parameter(block.parameter);
+  record.set_index(static_cast<uint32_t>(block.plan.index));
+  record.mutable_rows()->set_row_begin(static_cast<uint64_t>(block.plan.rows.row_begin));
+  record.mutable_rows()->set_row_end(static_cast<uint64_t>(block.plan.rows.row_end));
+  record.set_form(block.plan.form);
+  record.set_kernel(block.plan.kernel);
+  if (!block.measures.measured) return;
+  record.set_norm(block.measures.norm);
+  record.set_update_rms(block.measures.update_rms);
+  record.set_orthogonality_error(block.measures.orthogonality_error);
+}
+
 }  // namespace
 
 absl::StatusOr<int> Rank(uint32_t rank) { return Int("rank", rank); }
@@ -284,9 +297,9 @@ v1::ConfigureGroupsResponse ToProto(const Configured& configured) {
   return response;
 }
 
-v1::StepRecord ToProto(const StepReport& report, const std::string& session) {
+v1::StepRecord ToProto(const StepReport& report) {
   v1::StepRecord record;
-  record.set_session(session);
+  record.set_session(report.session);
   record.set_step(report.step);
   record.set_outcome(static_cast<v1::StepOutcome>(report.outcome));
   record.set_code(static_cast<int>(report.status.code()));
@@ -303,6 +316,7 @@ v1::StepRecord ToProto(const StepReport& report, const std::string& session) {
   record.set_forms(report.forms);
   record.set_kernel(report.kernel);
   record.set_unix_nanos(absl::ToUnixNanos(report.at));
+  for (const BlockReport& block : report.blocks) AddBlock(block, *record.add_blocks());
   return record;
 }
 

@@ -24,7 +24,7 @@ absl::StatusOr<Registration> FromProto(const v1::RegisterBuffersRequest& request
 v1::OpenSessionResponse ToProto(const Opened& opened, const ParameterTable& table);
 v1::ConfigureGroupsResponse ToProto(const Configured& configured);
 v1::RegisterBuffersResponse ToProto(const Registered& registered);
-v1::StepRecord ToProto(const StepReport& report, const std::string& session);
+v1::StepRecord ToProto(const StepReport& report);
 v1::SessionSummary Summary(const SessionDescription& session);
 v1::DescribeSessionResponse ToProto(const SessionDescription& session);
 

@@ -140,9 +140,9 @@ grpc::Status TrainerService::GetStepResult(grpc::ServerContext* context,
                                            v1::GetStepResultResponse* response) {
   return As(*context, [&](const server::Trainer& trainer) -> absl::Status {
     ASSIGN_OR_RETURN(const StepReport report,
-                     table_.StepResult(trainer, SessionId(request->session_id()), request->step()));
-    // The caller named the session by its id and knows its name.
-    *response->mutable_record() = ToProto(report, "");
+                     table_.StepResult(trainer, SessionId(request->session_id()), request->step(),
+                                       request->with_blocks()));
+    *response->mutable_record() = ToProto(report);
     return absl::OkStatus();
   });
 }

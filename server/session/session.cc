@@ -297,16 +297,18 @@ absl::Status Session::BuildSlots() {
   context_.withdrawn.reset(new std::atomic<bool>[slots]());
   context_.communicator = std::make_unique<LocalCommunicator>(
       slots, static_cast<int>(context_.table.boundaries.size()), Messages(context_).max_bytes());
-  context_.log = std::make_unique<StepLog>(slots, kRememberedSteps);
 
   std::vector<std::unique_ptr<Worker>> workers;
+  std::vector<size_t> blocks;
   uint64_t bytes = 0;
   for (int s = 0; s < slots; ++s) {
     ASSIGN_OR_RETURN(std::unique_ptr<Worker> worker, Worker::Plan(context_, SlotId(s)));
     const SlotMemory m = worker->memory();
     bytes += m.grad_bytes + m.weight_bytes + m.state_bytes + m.workspace_bytes;
+    blocks.push_back(worker->blocks().size());
     workers.push_back(std::move(worker));
   }
+  context_.log = std::make_unique<StepLog>(blocks, kRememberedSteps);
   if (bytes > limits_.max_bytes) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "session '%s': needs %d bytes (arenas, state and workspace of %d slots), max_session_bytes "

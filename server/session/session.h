@@ -50,7 +50,7 @@ class Session {
                                       const Registration& registration);
   absl::StatusOr<uint64_t> Confirm(const Trainer& trainer, int rank,
                                    const std::vector<std::string>& found);
-  absl::StatusOr<StepReport> StepResult(uint64_t step) const;
+  absl::StatusOr<StepReport> StepResult(uint64_t step, bool with_blocks) const;
   absl::StatusOr<uint64_t> StateBytes(const std::string& parameter, StateKind kind) const;
   absl::StatusOr<std::vector<std::byte>> ReadState(const std::string& parameter, StateKind kind);
   absl::Status WriteState(const std::string& parameter, StateKind kind,
@@ -111,6 +111,7 @@ class Session {
   absl::StatusOr<uint64_t> BecomeReady(int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CloseArenas(int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   StepReport ReportOf(const LoggedStep& logged) const;
+  std::vector<BlockReport> BlocksOf(absl::Span<const BlockMeasures> measures) const;
   struct Located {
     ParameterId parameter;
     uint64_t bytes = 0;

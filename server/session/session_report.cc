@@ -1,5 +1,8 @@
 // What a session tells about itself: its description and its steps.
 
+#include <algorithm>
+#include <utility>
+
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "server/session/session.h"
@@ -54,9 +57,30 @@ SessionDescription Session::Describe() const {
   return d;
 }
 
+// `measures`: of all slots' blocks, one slot after the other; none where they are not remembered.
+std::vector<BlockReport> Session::BlocksOf(absl::Span<const BlockMeasures> measures) const {
+  std::vector<std::pair<Worker::OwnedBlock, BlockMeasures>> ran;
+  size_t at = 0;
+  for (const auto& worker : workers_) {
+    for (const Worker::OwnedBlock& block : worker->blocks()) {
+      if (at == measures.size()) return {};
+      if (const BlockMeasures& m = measures[at++]; m.ran) ran.push_back({block, m});
+    }
+  }
+  // As the table has them, whoever owns them and whatever ran together.
+  std::ranges::sort(ran, {}, [](const auto& b) {
+    return std::pair(b.first.parameter.index(), b.first.plan.index);
+  });
+  std::vector<BlockReport> blocks;
+  for (const auto& [block, m] : ran)
+    blocks.push_back({context_.parameter(block.parameter).name, block.plan, m});
+  return blocks;
+}
+
 StepReport Session::ReportOf(const LoggedStep& logged) const {
   const SlotStep& s = logged.merged;
   StepReport r;
+  r.session = name();
   r.step = s.step;
   r.status = s.status;
   r.outcome = !s.status.ok() ? StepOutcome::kFailed
@@ -77,10 +101,12 @@ StepReport Session::ReportOf(const LoggedStep& logged) const {
   return r;
 }
 
-absl::StatusOr<StepReport> Session::StepResult(uint64_t step) const {
+absl::StatusOr<StepReport> Session::StepResult(uint64_t step, bool with_blocks) const {
+  const absl::Status none =
+      absl::NotFoundError(absl::StrFormat("session '%s': no step yet", name()));
   {
     absl::MutexLock lock(&mu_);
-    if (!built_) return absl::NotFoundError(absl::StrFormat("session '%s': no step yet", name()));
+    if (!built_) return none;
   }
   // A trainer goes on at the verdict, so it may ask before the last slot has written down what the step cost.
   const uint64_t answered = context_.answered_step.load();
@@ -88,11 +114,15 @@ absl::StatusOr<StepReport> Session::StepResult(uint64_t step) const {
     context_.log->After(wanted - 1, kReportTimeout);
   }
   LoggedStep logged;
-  if (!context_.log->Find(step, &logged)) {
+  std::vector<BlockMeasures> measures;
+  if (!context_.log->Find(step, &logged, with_blocks ? &measures : nullptr)) {
+    if (step == 0) return none;
     return absl::NotFoundError(
         absl::StrFormat("session '%s': step %d is not remembered", name(), step));
   }
-  return ReportOf(logged);
+  StepReport report = ReportOf(logged);
+  report.blocks = BlocksOf(measures);
+  return report;
 }
 
 std::vector<StepReport> Session::Steps(uint64_t after, absl::Duration timeout) const {

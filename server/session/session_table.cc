@@ -60,6 +60,7 @@ struct SessionTable::Impl {
   absl::StatusOr<std::shared_ptr<Session>> Join(const Trainer& trainer, const OpenSpec& spec);
   absl::StatusOr<std::shared_ptr<Session>> Find(const Trainer& trainer, SessionId id) const;
   std::shared_ptr<Session> Named(const std::string& name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  absl::StatusOr<std::shared_ptr<Session>> FindNamed(const std::string& name) const;
   // Forgets sessions that no rank holds any more.
   void Sweep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 };
@@ -204,9 +205,9 @@ absl::StatusOr<uint64_t> SessionTable::Confirm(const Trainer& trainer, SessionId
 }
 
 absl::StatusOr<StepReport> SessionTable::StepResult(const Trainer& trainer, SessionId id,
-                                                    uint64_t step) {
+                                                    uint64_t step, bool with_blocks) {
   ASSIGN_OR_RETURN(const auto session, impl_->Find(trainer, id));
-  return session->StepResult(step);
+  return session->StepResult(step, with_blocks);
 }
 
 absl::StatusOr<uint64_t> SessionTable::StateBytes(const Trainer& trainer, SessionId id,
@@ -284,30 +285,34 @@ std::shared_ptr<Session> SessionTable::Impl::Named(const std::string& name) cons
   return nullptr;
 }
 
-absl::StatusOr<SessionDescription> SessionTable::Describe(const std::string& name) const {
-  std::shared_ptr<Session> session;
-  {
-    absl::MutexLock lock(&impl_->mu);
-    session = impl_->Named(name);
-  }
+absl::StatusOr<std::shared_ptr<Session>> SessionTable::Impl::FindNamed(
+    const std::string& name) const {
+  absl::MutexLock lock(&mu);
+  std::shared_ptr<Session> session = Named(name);
   if (session == nullptr) return absl::NotFoundError(absl::StrFormat("no session '%s'", name));
+  return session;
+}
+
+absl::StatusOr<SessionDescription> SessionTable::Describe(const std::string& name) const {
+  ASSIGN_OR_RETURN(const auto session, impl_->FindNamed(name));
   return session->Describe();
 }
 
 absl::StatusOr<std::vector<StepReport>> SessionTable::Steps(const std::string& name, uint64_t after,
                                                             absl::Duration timeout) const {
-  std::shared_ptr<Session> session;
-  {
-    absl::MutexLock lock(&impl_->mu);
-    session = impl_->Named(name);
-  }
-  if (session == nullptr) return absl::NotFoundError(absl::StrFormat("no session '%s'", name));
+  ASSIGN_OR_RETURN(const auto session, impl_->FindNamed(name));
   std::vector<StepReport> reports = session->Steps(after, timeout);
   if (reports.empty() && !session->failure().ok()) {
     return absl::NotFoundError(
         absl::StrFormat("session '%s' has ended: %s", name, session->failure().message()));
   }
   return reports;
+}
+
+absl::StatusOr<StepReport> SessionTable::DescribeStep(const std::string& name,
+                                                      uint64_t step) const {
+  ASSIGN_OR_RETURN(const auto session, impl_->FindNamed(name));
+  return session->StepResult(step, /*with_blocks=*/true);
 }
 
 void SessionTable::StartDrain() {

@@ -59,7 +59,8 @@ class SessionTable {
   absl::StatusOr<uint64_t> Confirm(const Trainer& trainer, SessionId id, int rank,
                                    const std::vector<std::string>& found);
   // The step's report; step 0 = the last one. NOT_FOUND when it is not remembered.
-  absl::StatusOr<StepReport> StepResult(const Trainer& trainer, SessionId id, uint64_t step);
+  absl::StatusOr<StepReport> StepResult(const Trainer& trainer, SessionId id, uint64_t step,
+                                        bool with_blocks = false);
   // Size of one parameter's state: what ReadState returns and WriteState takes. After Open; does not wait. Lets a caller
   // check a size that a trainer claims before it allocates. INVALID_ARGUMENT: the parameter has no such state.
   absl::StatusOr<uint64_t> StateBytes(const Trainer& trainer, SessionId id,
@@ -83,6 +84,9 @@ class SessionTable {
   // Remembered reports of steps > `after`, oldest first; waits up to `timeout` for the first. NOT_FOUND when closed.
   absl::StatusOr<std::vector<StepReport>> Steps(const std::string& name, uint64_t after,
                                                 absl::Duration timeout) const;
+
+  // One step's report with its blocks; step 0 = the last one.
+  absl::StatusOr<StepReport> DescribeStep(const std::string& name, uint64_t step) const;
 
   // Refuses new sessions from now on. Steps under way are finished.
   void StartDrain();

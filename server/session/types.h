@@ -134,10 +134,34 @@ enum class StateKind { kWeight = 1, kMomentum = 2, kExpAvg = 3, kExpAvgSq = 4, k
 
 enum class SessionState { kForming = 1, kOpen, kReady, kStepping, kDegraded, kDraining, kClosed };
 
+// What one block did in one step; telemetry, which no result depends on.
+struct BlockMeasures {
+  bool ran = false;       // false: no rank had a gradient, or the step changed nothing
+  bool measured = false;  // false: the backend does not measure, and what follows means nothing
+  float norm = 0;         // Frobenius, of U: what Newton-Schulz was given
+  float update_rms = 0;   // of s O: what the learning rate scales
+  float orthogonality_error = 0;  // estimate of ||O O^T - I||_F / sqrt(m)
+};
+
+// The same for every step: which rows of its parameter a block is, and what its Newton-Schulz runs.
+struct BlockPlan {
+  int index = 0;  // of the parameter's blocks
+  Block rows;
+  std::string form;    // "gram", "direct"
+  std::string kernel;  // "gram mixed bf16 (avx512_bf16)"
+};
+
+struct BlockReport {
+  std::string parameter;
+  BlockPlan plan;
+  BlockMeasures measures;
+};
+
 enum class StepOutcome { kApplied = 1, kSkippedNonfinite = 2, kFailed = 3 };
 
 // What one step did and what it cost; durations in seconds, of the slowest slot.
 struct StepReport {
+  std::string session;
   uint64_t step = 0;
   StepOutcome outcome = StepOutcome::kApplied;
   absl::Status status;
@@ -153,6 +177,8 @@ struct StepReport {
   std::string forms;
   std::string kernel;
   absl::Time at;
+  std::vector<BlockReport>
+      blocks;  // that ran; empty where not asked for, or not remembered any more
 };
 
 struct AttachmentStatus {

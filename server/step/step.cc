@@ -56,9 +56,10 @@ void Step::Run() {
     progress_.Drain();             //   nobody waits for this slot meanwhile
   }
   FinishPublishing();  //   a device may still be at it
+  Measure(clipped);    // what each block did, for the step's record
 
   report_.total = Since(start);
-  context_.log->Add(report_);
+  context_.log->Add(report_, slot_, blocks_);
 }
 
 Step::Step(StepContext& context, SlotId slot, kernels::Stream stream, Progress& progress,
@@ -77,7 +78,12 @@ Step::Step(StepContext& context, SlotId slot, kernels::Stream stream, Progress& 
       piece_sums_(PieceCount(context, slot), 0),
       square_sums_(owned_.size(), 0),
       marks_(owned_.size(), 0),
-      norms_squared_(context.table.parameters.size(), 0) {}
+      norms_squared_(context.table.parameters.size(), 0) {
+  for (const auto& update : updates_) {
+    first_block_.push_back(blocks_.size());
+    blocks_.resize(blocks_.size() + update->blocks().size());
+  }
+}
 
 bool Step::AnswerOutOfOrder(const wire::Record& record) {
   const uint64_t committed = progress_.step();
@@ -105,6 +111,7 @@ bool Step::AnswerOutOfOrder(const wire::Record& record) {
 // First round: every rank's STEP.
 absl::StatusOr<Step::Arrived> Step::Gather(const wire::Record& record) {
   report_ = {.step = record.step};
+  std::fill(blocks_.begin(), blocks_.end(), BlockMeasures{});
   generation_ = record.generation;
   latest_generation_ = record.generation;
   context_.communicator->Post(slot_, messages_.Arrive(record, context_.page(slot_), hyper_));
@@ -225,7 +232,7 @@ Step::Updated Step::ComputeUpdate(size_t owned, const Clipped& clipped) {
   if (!changed) return {owned, false};
   const absl::Time start = absl::Now();
   updates_[owned]->Compute(stream_, InputsOf(owned, clipped), workspace_);
-  report_.newton_schulz_calls += updates_[owned]->newton_schulz_calls();
+  report_.newton_schulz_calls += static_cast<int>(updates_[owned]->blocks().size());
   report_.update += Since(start);
   return {owned, true};
 }
@@ -273,6 +280,14 @@ void Step::FinishPublishing() {
   report_.publish += Since(start);
 }
 
+void Step::Measure(const Clipped& clipped) {
+  for (size_t i = 0; i < owned_.size(); ++i) {
+    if (!clipped.judged.finite || !present_[i]) continue;
+    const Update& update = *updates_[i];
+    update.Measures(absl::MakeSpan(blocks_).subspan(first_block_[i], update.blocks().size()));
+  }
+}
+
 void Step::AnswerFailure(const wire::Record& record, const absl::Status& why) {
   // Its gradients are lost on every rank, also on those that have not come yet.
   const uint64_t next = std::max(latest_generation_, record.generation) + 1;
@@ -280,7 +295,7 @@ void Step::AnswerFailure(const wire::Record& record, const absl::Status& why) {
   while (floor < next && !context_.floor_generation.compare_exchange_weak(floor, next)) {
   }
   report_.status = why;
-  context_.log->Add(report_);
+  context_.log->Add(report_, slot_, {});
   WriteVerdict(0, next, why);
 }
 

@@ -66,6 +66,7 @@ class Step {
   absl::Status FetchPieceSums();
   void AnnouncePublished(size_t enqueued);
   void FinishPublishing();
+  void Measure(const Clipped& clipped);
   void AnswerFailure(const wire::Record& record, const absl::Status& why);
   void WriteVerdict(uint32_t flags, uint64_t next_generation, const absl::Status& status);
   absl::Status WaitForRound(absl::Time deadline);
@@ -89,6 +90,8 @@ class Step {
   std::vector<double> square_sums_;    // by owned parameter
   std::vector<uint64_t> marks_;        // by owned parameter: behind its publication
   size_t published_ = 0;               // owned parameters that the trainers were told of
+  std::vector<size_t> first_block_;    // by owned parameter, into blocks_
+  std::vector<BlockMeasures> blocks_;  // of all owned parameters
   std::vector<double> norms_squared_;  // by parameter, of all slots
   uint64_t generation_ = 0;
   uint64_t latest_generation_ = 0;  // of all ranks

@@ -37,9 +37,10 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Plan(StepContext& context, SlotI
                      MakeUpdate(context.backend(slot), context.parameter(p), context.optimizer,
                                 context.state[p.index()]));
     worker->workspace_bytes_ = std::max(worker->workspace_bytes_, update->workspace_bytes());
-    if (const int calls = update->newton_schulz_calls(); calls > 0) {
-      (update->form() == "gram" ? worker->forms_.gram : worker->forms_.direct) += calls;
-      worker->forms_.kernel = update->kernel();
+    for (const BlockPlan& block : update->blocks()) {
+      ++(block.form == "gram" ? worker->forms_.gram : worker->forms_.direct);
+      worker->forms_.kernel = block.kernel;
+      worker->blocks_.push_back({p, block});
     }
     worker->planned_.push_back(std::move(update));
   }

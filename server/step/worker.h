@@ -45,6 +45,12 @@ class Worker {
     std::string kernel;
   };
   Forms forms() const { return forms_; }
+  // The blocks of all that the slot owns, in the order of its part of the step log.
+  struct OwnedBlock {
+    ParameterId parameter;
+    BlockPlan plan;
+  };
+  const std::vector<OwnedBlock>& blocks() const { return blocks_; }
 
  private:
   Worker(StepContext& context, SlotId slot) : context_(context), slot_(slot) {}
@@ -59,6 +65,7 @@ class Worker {
   size_t state_bytes_ = 0;
   size_t workspace_bytes_ = 0;
   Forms forms_;
+  std::vector<OwnedBlock> blocks_;
   std::vector<std::unique_ptr<Update>> planned_;  // until Allocate
   std::unique_ptr<Progress> progress_;
   std::unique_ptr<Step> step_;

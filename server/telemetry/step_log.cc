@@ -6,9 +6,18 @@
 
 namespace dmuon::server {
 
-StepLog::StepLog(int slots, size_t remembered) : slots_(slots), ring_(remembered) {}
+StepLog::StepLog(const std::vector<size_t>& blocks, size_t remembered)
+    : slots_(static_cast<int>(blocks.size())), ring_(remembered) {
+  for (size_t count : blocks) {
+    first_block_.push_back(all_blocks_);
+    all_blocks_ += count;
+  }
+  const size_t bytes = std::max<size_t>(all_blocks_, 1) * sizeof(BlockMeasures);
+  block_steps_ = std::clamp<size_t>(kBlockBytes / bytes, 1, remembered);
+  blocks_.resize(block_steps_ * all_blocks_);
+}
 
-void StepLog::Add(const SlotStep& part) {
+void StepLog::Add(const SlotStep& part, SlotId slot, absl::Span<const BlockMeasures> blocks) {
   absl::MutexLock lock(&mu_);
   LoggedStep* newest = count_ == 0 ? nullptr : &ring_[(count_ - 1) % ring_.size()];
   const bool same_attempt = newest != nullptr && newest->merged.step == part.step &&
@@ -18,8 +27,11 @@ void StepLog::Add(const SlotStep& part) {
     newest = &ring_[count_ % ring_.size()];
     ++count_;
     *newest = {part, absl::Now(), 1};
+    std::ranges::fill(BlocksAt(count_ - 1), BlockMeasures{});
+    std::ranges::copy(blocks, BlocksAt(count_ - 1).begin() + first_block_[slot.index()]);
     return;
   }
+  std::ranges::copy(blocks, BlocksAt(count_ - 1).begin() + first_block_[slot.index()]);
   SlotStep& merged = newest->merged;
   merged.wait = std::max(merged.wait, part.wait);
   merged.reduce = std::max(merged.reduce, part.reduce);
@@ -56,13 +68,18 @@ std::vector<LoggedStep> StepLog::After(uint64_t after, absl::Duration timeout) c
   return CompleteAfter(after);
 }
 
-bool StepLog::Find(uint64_t step, LoggedStep* out) const {
+bool StepLog::Find(uint64_t step, LoggedStep* out, std::vector<BlockMeasures>* blocks) const {
   absl::MutexLock lock(&mu_);
   const uint64_t first = count_ > ring_.size() ? count_ - ring_.size() : 0;
   for (uint64_t i = count_; i > first; --i) {
     const LoggedStep& s = ring_[(i - 1) % ring_.size()];
     if ((step == 0 || s.merged.step == step) && Complete(s)) {
       *out = s;
+      if (blocks == nullptr) return true;
+      const auto at =
+          blocks_.begin() + static_cast<ptrdiff_t>((i - 1) % block_steps_ * all_blocks_);
+      const bool remembered = count_ - (i - 1) <= block_steps_;
+      blocks->assign(at, remembered ? at + static_cast<ptrdiff_t>(all_blocks_) : at);
       return true;
     }
   }

@@ -90,6 +90,29 @@ TEST_F(Ctl, StepsShowsTheLastOnesWithTheirCost) {
   EXPECT_THAT(Output({"steps", "stepped"}), AllOf(HasSubstr("STEP"), HasSubstr("applied")));
 }
 
+TEST_F(Ctl, StepShowsWhatEachBlockDidInIt) {
+  auto ranks = StartAll(endpoint(), {.job = "detailed", .world = 2});
+  ASSERT_TRUE(TrainAll(ranks, 3).ok());
+  for (auto& rank : ranks) ASSERT_TRUE(rank->session().WaitAllWeights().ok());
+  const json step = json::parse(Output({"step", "detailed", "2", "-o", "json"}));
+  EXPECT_EQ(step["session"], "detailed");
+  EXPECT_EQ(step["step"], 2);
+  size_t muon = 0;
+  for (const client::Parameter& p : ranks[0]->parameters()) muon += p.route == client::Route::kMuon;
+  ASSERT_EQ(step["blocks"].size(), muon);
+  for (const json& block : step["blocks"]) {
+    EXPECT_NEAR(block["update_rms"].get<double>(), 0.2, 0.06) << block;
+    EXPECT_LT(block["orthogonality_error"].get<double>(), 0.6) << block;
+    EXPECT_GT(block["norm"].get<double>(), 0) << block;
+    EXPECT_THAT(block["kernel"].get<std::string>(), HasSubstr(block["form"].get<std::string>()));
+  }
+  EXPECT_EQ(json::parse(Output({"step", "detailed", "-o", "json"}))["step"], 3);  // the last one
+  EXPECT_THAT(Output({"step", "detailed"}),
+              AllOf(HasSubstr("ORTHOGONALITY ERROR"), HasSubstr("layers.0.weight")));
+  EXPECT_THAT(Output({"step", "detailed", "-o", "yaml"}), HasSubstr("update_rms: 0."));
+  EXPECT_EQ(Code({"step", "detailed", "99"}), 8);
+}
+
 TEST_F(Ctl, WatchFollowsStepsAndCtrlCEndsItWith130) {
   auto ranks = StartAll(endpoint(), {.job = "watched"});
   ASSERT_TRUE(TrainAll(ranks, 1).ok());

@@ -113,6 +113,36 @@ TEST(Views, AStepInJsonIsOneLineAndItsInfinityIsNull) {
               HasSubstr("skipped_nonfinite"));
 }
 
+TEST(Views, AStepShowsItsBlocksAndLeavesOutWhatWasNotMeasured) {
+  v1::StepRecord record;
+  record.set_session("run-7");
+  record.set_step(12);
+  for (int i = 0; i < 2; ++i) {
+    v1::BlockRecord* block = record.add_blocks();
+    block->set_parameter("h.0.attn");
+    block->set_index(i);
+    block->mutable_rows()->set_row_begin(64 * i);
+    block->mutable_rows()->set_row_end(64 * (i + 1));
+    block->set_form("gram");
+    block->set_kernel("gram fp32 (avx2)");
+  }
+  record.mutable_blocks(1)->set_update_rms(0.203);
+  record.mutable_blocks(1)->set_orthogonality_error(std::numeric_limits<double>::quiet_NaN());
+  const View view = StepView(record);
+  EXPECT_EQ(view.tree["session"], "run-7");
+  EXPECT_EQ(view.tree["step"], 12);
+  const Tree& blocks = view.tree["blocks"];
+  ASSERT_EQ(blocks.size(), 2u);
+  EXPECT_FALSE(blocks[0].contains("update_rms"));
+  EXPECT_EQ(blocks[1]["row_begin"], 64);
+  EXPECT_EQ(blocks[1]["update_rms"], 0.203);
+  EXPECT_TRUE(blocks[1]["orthogonality_error"].is_null());  // measured, and not a number
+  const std::string table = Render(view.tree, Format::kTable, view.sections);
+  EXPECT_THAT(table, HasSubstr("UPDATE RMS"));
+  EXPECT_THAT(table, HasSubstr("0.203"));
+  EXPECT_EQ(Tree::parse(Render(view.tree, Format::kJson, view.sections)), view.tree);
+}
+
 TEST(Views, ControlCharactersOfATrainersNameDoNotReachTheTerminal) {
   v1::ListSessionsResponse sessions;
   sessions.add_sessions()->set_name("evil\x1b[2J\nname");

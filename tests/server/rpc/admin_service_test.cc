@@ -49,6 +49,15 @@ TEST_F(AdminServiceTest, ASessionIsListedAndDescribed) {
   request.set_name("nobody");
   EXPECT_EQ(admin_->DescribeSession(Context().get(), request, &session).error_code(),
             grpc::StatusCode::NOT_FOUND);
+
+  v1::DescribeStepRequest step;
+  v1::DescribeStepResponse described;
+  for (const auto& [name, reason] : {std::pair{"job", "no step yet"}, {"nobody", "no session"}}) {
+    step.set_name(name);
+    const grpc::Status status = admin_->DescribeStep(Context().get(), step, &described);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
+    EXPECT_THAT(status.error_message(), HasSubstr(reason));
+  }
 }
 
 TEST_F(AdminServiceTest, OthersSeeTheirOwnSessionsAndMayNotDrain) {
@@ -72,6 +81,11 @@ TEST_F(AdminServiceTest, OthersSeeTheirOwnSessionsAndMayNotDrain) {
   describe.set_name("roots");
   v1::DescribeSessionResponse session;
   EXPECT_EQ(admin->DescribeSession(Context().get(), describe, &session).error_code(),
+            grpc::StatusCode::PERMISSION_DENIED);
+  v1::DescribeStepRequest step;
+  step.set_name("roots");
+  v1::DescribeStepResponse described;
+  EXPECT_EQ(admin->DescribeStep(Context().get(), step, &described).error_code(),
             grpc::StatusCode::PERMISSION_DENIED);
   v1::WatchStepsRequest watch;
   watch.set_name("roots");

@@ -177,12 +177,13 @@ TEST(Convert, ABufferOfADeviceKeepsWhatTheTrainerSaysOfIt) {
 
 TEST(Convert, AStepReportBecomesARecordWithItsCodeAndReason) {
   StepReport report;
+  report.session = "job";
   report.step = 9;
   report.outcome = StepOutcome::kFailed;
   report.status = absl::AbortedError("rank 1 died");
   report.total = 0.5;
   report.at = absl::FromUnixNanos(42);
-  const v1::StepRecord record = ToProto(report, "job");
+  const v1::StepRecord record = ToProto(report);
   EXPECT_EQ(record.session(), "job");
   EXPECT_EQ(record.outcome(), v1::STEP_OUTCOME_FAILED);
   EXPECT_EQ(record.code(), static_cast<int>(absl::StatusCode::kAborted));
@@ -199,6 +200,35 @@ TEST(Convert, ADescriptionSaysWhetherCostsAreSecondsOrFlops) {
   EXPECT_FALSE(ToProto(description).costs_measured());
   description.placement.measured = true;
   EXPECT_TRUE(ToProto(description).costs_measured());
+}
+
+TEST(Convert, WhatABackendDoesNotMeasureIsAbsentAndNotZero) {
+  StepReport report;
+  const BlockPlan plan = {
+      .index = 3, .rows = {192, 256}, .form = "gram", .kernel = "gram fp32 (avx2)"};
+  report.blocks.push_back({"w", plan, {.ran = true}});
+  report.blocks.push_back({"w",
+                           plan,
+                           {.ran = true,
+                            .measured = true,
+                            .norm = 2,
+                            .update_rms = 0.25,
+                            .orthogonality_error = 0.125}});
+  const v1::StepRecord record = ToProto(report);
+  ASSERT_EQ(record.blocks_size(), 2);
+  EXPECT_FALSE(record.blocks(0).has_norm());
+  EXPECT_FALSE(record.blocks(0).has_update_rms());
+  EXPECT_FALSE(record.blocks(0).has_orthogonality_error());
+  const v1::BlockRecord& block = record.blocks(1);
+  EXPECT_EQ(block.parameter(), "w");
+  EXPECT_EQ(block.index(), 3u);
+  EXPECT_EQ(block.rows().row_begin(), 192u);
+  EXPECT_EQ(block.rows().row_end(), 256u);
+  EXPECT_EQ(block.norm(), 2);
+  EXPECT_EQ(block.update_rms(), 0.25);
+  EXPECT_EQ(block.orthogonality_error(), 0.125);
+  EXPECT_EQ(block.form(), "gram");
+  EXPECT_EQ(block.kernel(), "gram fp32 (avx2)");
 }
 
 TEST(Convert, AResponseListsTheParametersInTheOrderOfTheTable) {

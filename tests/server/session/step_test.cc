@@ -125,6 +125,60 @@ TEST_F(StepTest, AReportIsOfTheStepThatWasAnsweredLastAlsoWhenAskedForAtOnce) {
   }
 }
 
+TEST_F(StepTest, AReportTellsWhatEachBlockDid) {
+  Trainers trainers = Start("blocks", 2);
+  ExpectAllOk(OnRanks(2, [&](int r) {
+    SendGrads(*trainers[r], 1);
+    return trainers[r]->Step(1, 1, 0, /*max_norm=*/0.5);
+  }));
+  const auto report = table_->DescribeStep("blocks", 1);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->session, "blocks");
+  ASSERT_EQ(report->blocks.size(), 5u);
+  const std::pair<std::string, int> expected[] = {
+      {"layers.0.w", 0}, {"layers.1.w", 0}, {"head", 0}, {"head", 1}, {"head", 2}};
+  double square = 0;
+  for (size_t i = 0; i < 5; ++i) {
+    const BlockReport& block = report->blocks[i];
+    EXPECT_EQ(std::pair(block.parameter, block.plan.index), expected[i]);
+    EXPECT_EQ(block.plan.form, "direct");
+    EXPECT_THAT(block.plan.kernel, HasSubstr("fp32"));
+    ASSERT_TRUE(block.measures.measured);
+    square += block.measures.norm * block.measures.norm;
+    // match_rms_adamw aims at 0.2; singular values between 0.7 and 1.13 reach it nearly.
+    EXPECT_NEAR(block.measures.update_rms, 0.2, 0.06);
+    EXPECT_GT(block.measures.orthogonality_error, 0);
+    EXPECT_LT(block.measures.orthogonality_error, 0.6);
+  }
+  EXPECT_EQ(report->blocks[3].plan.rows.row_begin, 6);
+  EXPECT_EQ(report->blocks[3].plan.rows.row_end, 12);
+  // U = (1 + mu) c G in the first step.
+  const double expected_norm =
+      (1 + testing::kMomentum) * report->clip_coefficient * report->total_norm;
+  EXPECT_NEAR(std::sqrt(square), expected_norm, 1e-5 * expected_norm);
+  // A trainer that did not ask for blocks gets none.
+  const LocalTrainer& t = *trainers[0];
+  EXPECT_TRUE(table_->StepResult(t.trainer(), t.opened().id, 1)->blocks.empty());
+  EXPECT_EQ(table_->StepResult(t.trainer(), t.opened().id, 1, true)->blocks.size(), 5u);
+}
+
+TEST_F(StepTest, BlocksThatDidNotRunAreNotReported) {
+  Trainers trainers = Start("idle", 1);
+  LocalTrainer& t = *trainers[0];
+  SendGrads(t, 1);
+  ASSERT_TRUE(t.Step(1).ok());
+  t.SetGrad(2, GradOf(2, 0, 2));  // one parameter has a gradient
+  t.Ready(1);
+  ASSERT_TRUE(t.Step(2).ok());
+  const auto partial = table_->DescribeStep("idle", 2);
+  ASSERT_EQ(partial->blocks.size(), 1u);
+  EXPECT_EQ(partial->blocks[0].parameter, "layers.1.w");
+  SendGrads(t, 3);
+  ASSERT_TRUE(t.Step(3, 1, wire::kFoundInf).ok());
+  EXPECT_TRUE(table_->DescribeStep("idle", 3)->blocks.empty());
+  EXPECT_EQ(table_->DescribeStep("idle", 1)->blocks.size(), 5u);
+}
+
 TEST_F(StepTest, MicrosAreSummedInOrder) {
   Trainers once = Start("once", 2);
   Trainers twice = Start("twice", 2);
@@ -223,7 +277,7 @@ TEST_F(StepTest, FoundInfElsewhereSkipsToo) {
   const std::vector<float> weight = Master(*trainers[0], 0);
   ExpectAllOk(OnRanks(2, [&](int r) {
     SendGrads(*trainers[r], 1);
-    return trainers[r]->Step(1, 1, r == 1 ? wire::kFoundInf : 0);
+    return trainers[r]->Step(1, 1, r == 1 ? uint32_t{wire::kFoundInf} : 0u);
   }));
   EXPECT_EQ(Master(*trainers[0], 0), weight);
 }
