@@ -19,7 +19,7 @@ shift || true
 case $NAME in
   latency) SOURCE=latency_bench.cc RUN=("$BUILD/bin/latency_bench") TARGETS=(latency_bench dmuond) ;;
   ns) SOURCE=ns.py RUN=(python tests/benchmark/ns.py) TARGETS=(dmuon_ns_bench) ;;
-  step) SOURCE=step.py RUN=(python tests/benchmark/step.py) TARGETS=(dmuond dmuon_python) ;;
+  step) SOURCE=step.py RUN=(python tests/benchmark/step.py) TARGETS=(dmuond dmuon_python dmuon_step_bench) ;;
   *)
     { [ -n "$NAME" ] && echo "no benchmark '$NAME'; there are:" || echo 'usage: scripts/bench.sh NAME, one of:'; } >&2
     names >&2
