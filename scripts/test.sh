@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds what has changed and runs the tests: ctest, then pytest. The last lines are the counts.
 #
-#   scripts/test.sh [--cxx | --python] [-k PATTERN]   all tests, or one language, or those whose name matches
+#   scripts/test.sh [--cxx | --python] [-k PATTERN]   all tests, or one language, or those whose name matches; where
+#                                                     nvcc is, also those of the CUDA backend on stand-ins for a GPU
 #   scripts/test.sh --asan | --tsan [-k PATTERN]      unit tests under AddressSanitizer and UBSan; those without gRPC
 #                                                     under ThreadSanitizer
 #
@@ -49,13 +50,25 @@ PYTHON
   [ -n "$PATTERN" ] || [ $((passed + failed)) -gt 0 ] || FAILED=1
 }
 
+# run_ctest NAME FOLDER [ctest arguments]
 run_ctest() {
-  local folder=$1 status=0
-  shift
+  local name=$1 folder=$2 status=0
+  shift 2
   say "ctest in ${folder#"$ROOT/"}"
   ctest --test-dir "$folder" -j"$(nproc)" --output-on-failure --no-tests=ignore --label-exclude "$EXCLUDED" \
-    --output-junit "$REPORTS/ctest.xml" ${PATTERN:+-R "$PATTERN"} "$@" || status=$?
-  count ctest "$REPORTS/ctest.xml" "$status"
+    --output-junit "$REPORTS/$name.xml" ${PATTERN:+-R "$PATTERN"} "$@" || status=$?
+  count "$name" "$REPORTS/$name.xml" "$status"
+}
+
+# No GPU is needed, only the compiler.
+run_cuda() {
+  if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
+    SUMMARY+=('cuda: not built and not tested, there is no nvcc here')
+    return
+  fi
+  configure cuda
+  build cuda cuda_fake_tests
+  run_ctest cuda "$ROOT/build/cuda" -L '^cuda_fake$'
 }
 
 run_pytest() {
@@ -69,7 +82,8 @@ run_pytest() {
 case $SANITIZER in
   '')
     "$ROOT/scripts/setup.sh"
-    [ "$CXX" = 0 ] || run_ctest "$BUILD"
+    [ "$CXX" = 0 ] || run_ctest ctest "$BUILD"
+    [ "$CXX" = 0 ] || run_cuda
     [ "$PYTHON" = 0 ] || run_pytest
     ;;
   *)
@@ -86,7 +100,7 @@ case $SANITIZER in
     # Minutes each when instrumented; the tables of errors say nothing about threads.
     SLOW='LargeShapes'
     [ "$SANITIZER" = asan ] || SLOW+='|EachKernel\.'
-    run_ctest "$ROOT/build/$SANITIZER" --exclude-regex "_NOT_BUILT$|$SLOW"
+    run_ctest ctest "$ROOT/build/$SANITIZER" --exclude-regex "_NOT_BUILT$|$SLOW"
     ;;
 esac
 

@@ -1,5 +1,6 @@
 // Memory, copies, and what is known about an address.
 #include <cuda.h>
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -15,8 +16,9 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kAlignment = 256;
-constexpr size_t kLarge = 2 << 20;      // from here on the device aligns to it
-constexpr size_t kPoisoned = 16 << 20;  // of a workspace of many megabytes the rest is not read
+constexpr size_t kLarge = 2 << 20;  // from here on the device aligns to it
+constexpr size_t kPoisoned =
+    1 << 20;  // at either end of what is much larger: a workspace, of which little is read
 
 size_t RoundUp(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
@@ -85,7 +87,12 @@ static cudaError_t Make(void** result, size_t bytes, Memory::Kind kind) {
   }
   char* first = MapFile(memory, rounded);
   if (first == nullptr) return cudaErrorMemoryAllocation;
-  std::memset(first, 0xff, std::min(rounded, kPoisoned));
+  if (rounded <= 8 * kPoisoned) {
+    std::memset(first, 0xff, rounded);
+  } else {
+    std::memset(first, 0xff, kPoisoned);
+    std::memset(first + rounded - kPoisoned, 0xff, kPoisoned);
+  }
   if (IsDevice(kind)) device.used += rounded;
   ++w.counters.allocations;
   w.memory[first] = memory;
@@ -168,6 +175,22 @@ namespace {
 int Home(const void* memory) {
   const auto at = Find(memory);
   return at != W().memory.end() ? at->second.device : t_device;
+}
+
+// Zeros are what a file has where nothing was written: pages that nobody touches cost nothing.
+void Fill(char* to, int value, size_t bytes) {
+  const auto at = Find(to);
+  const auto begin = reinterpret_cast<char*>(RoundUp(reinterpret_cast<uintptr_t>(to), kPage));
+  if (value != 0 || bytes < kLarge || at == W().memory.end() || at->second.fd < 0) {
+    std::memset(to, value, bytes);
+    return;
+  }
+  char* const end = begin + (to + bytes - begin) / kPage * kPage;
+  const char* pages = at->first + at->second.bytes - RoundUp(at->second.bytes, kPage);
+  (void)fallocate(at->second.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                  static_cast<off_t>(kPage) + (begin - pages), end - begin);
+  std::memset(to, 0, static_cast<size_t>(begin - to));
+  std::memset(end, 0, static_cast<size_t>(to + bytes - end));
 }
 
 struct Copy {
@@ -274,7 +297,8 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
   CUstream_st* real = Real(stream);
   if (real == nullptr) return Answer(cudaErrorInvalidResourceHandle);
   if (!OnDevice(to, bytes)) return Answer(cudaErrorInvalidValue);
-  Enqueue(real, [=] { std::memset(to, value, bytes); }, {reinterpret_cast<uintptr_t>(to)});
+  Enqueue(real, [=] { Fill(static_cast<char*>(to), value, bytes); },
+          {reinterpret_cast<uintptr_t>(to)});
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {
