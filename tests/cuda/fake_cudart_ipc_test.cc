@@ -220,6 +220,12 @@ TEST(FakeDevices, ExclusiveOnesTakeOneProcess) {
   second.Do("malloc 256");
 }
 
+TEST(FakeDevices, ProhibitedOnesTakeNone) {
+  CudaProcess process({"DMUON_FAKE_CUDA_COMPUTE_MODE=prohibited"});
+  EXPECT_EQ(process.Ask("malloc 256").error, cudaErrorDevicesUnavailable);
+  EXPECT_EQ(process.Do("count"), "1");
+}
+
 TEST(FakeDevices, PeersAreEnabledOnce) {
   CudaProcess process({"DMUON_FAKE_CUDA_DEVICES=2"});
   EXPECT_EQ(process.Do("peer 0 1"), "1");

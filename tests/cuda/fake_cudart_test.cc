@@ -11,6 +11,10 @@
 #include <set>
 #include <vector>
 
+// What the host stubs of nvcc call.
+extern "C" void __cudaRegisterFunction(void**, const char* stub, char*, const char* name, int,
+                                       uint3*, uint3*, dim3*, dim3*, int*);
+
 namespace dmuon::cuda {
 namespace {
 
@@ -64,6 +68,23 @@ class FakeCudart : public testing::Test {
     EXPECT_EQ(cudaMemcpyAsync(host, device, 1, cudaMemcpyDeviceToHost, stream), cudaSuccess);
     return host;
   }
+
+  // PublishKernel<float, true>, which copies; launched as a module would.
+  static cudaError_t LaunchCopy(const float* from, float* to, cudaStream_t stream,
+                                unsigned threads = 256) {
+    static const char stub = 0;
+    static const bool registered = [] {
+      __cudaRegisterFunction(nullptr, &stub, nullptr,
+                             "_ZN5dmuon4cuda13PublishKernelIfLb1EEEvPKfPT_l", 0, nullptr, nullptr,
+                             nullptr, nullptr, nullptr);
+      return true;
+    }();
+    (void)registered;
+    int64_t count = kBytes / sizeof(float);
+    void* arguments[] = {&from, &to, &count};
+    return cudaLaunchKernel(&stub, dim3(1), dim3(threads), arguments, 0, stream);
+  }
+  static float* Floats(char* memory) { return reinterpret_cast<float*>(memory); }
 
   cudaStream_t stream_ = nullptr;
   std::vector<cudaStream_t> streams_;
@@ -350,6 +371,22 @@ TEST_F(FakeCudart, CallsAreCountedByFunction) {
   EXPECT_EQ(fake_cuda_counters().live_bytes, counters.live_bytes + kBytes);
 }
 
+TEST_F(FakeCudart, AKernelRunsOnItsStreamsDeviceWithACopyOfItsArguments) {
+  char* from = Device();
+  char* to = Device();
+  ASSERT_EQ(cudaMemsetAsync(from, 0x3f, kBytes, stream_), cudaSuccess);
+  ASSERT_EQ(LaunchCopy(Floats(from), Floats(to), stream_), cudaSuccess);
+  const char* host = Read(to + kBytes - 1, stream_);
+  ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  EXPECT_EQ(*host, 0x3f);
+  EXPECT_EQ(LaunchCopy(Floats(from), Floats(to), stream_, 2048), cudaErrorInvalidConfiguration);
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  EXPECT_EQ(LaunchCopy(Floats(from), Floats(to), stream_), cudaErrorInvalidResourceHandle);
+  const char unknown = 0;
+  EXPECT_EQ(cudaLaunchKernel(&unknown, dim3(1), dim3(1), nullptr, 0, nullptr),
+            cudaErrorInvalidDeviceFunction);
+}
+
 TEST_F(FakeCudart, AnEventBelongsToItsStreamsDevice) {
   ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
   const cudaEvent_t event = Event();
@@ -368,6 +405,36 @@ TEST_F(FakeCudart, AFailureOfTheDeviceIsSeenByTheNextWaitAndStays) {
         std::_Exit(seen ? 0 : 1);
       },
       testing::ExitedWithCode(0), "");
+}
+
+TEST_F(FakeCudart, MemoryEndsAtAPageThatCannotBeTouched) {
+  EXPECT_DEATH(Device(4096)[4096] = 0, "");
+}
+
+TEST_F(FakeCudart, FreeingUnderAnotherDevicesWaitingOperationEndsTheProcess) {
+  EXPECT_DEATH(
+      {
+        char* memory = Device();
+        (void)cudaSetDevice(1);
+        (void)cudaMemsetAsync(memory, 1, kBytes, Stream());
+        (void)cudaFree(memory);
+      },
+      "freeing of memory that a waiting operation touches");
+}
+
+TEST_F(FakeCudart, AKernelReachesItsPeersMemoryOnceItHasAccess) {
+  for (const bool access : {true, false}) {
+    EXPECT_EXIT(
+        {
+          char* there = Device();
+          (void)cudaSetDevice(1);
+          if (access) (void)cudaDeviceEnablePeerAccess(0, 0);
+          const cudaStream_t here = Stream();
+          (void)LaunchCopy(Floats(there), Floats(Device()), here);
+          std::_Exit(cudaStreamSynchronize(here));
+        },
+        testing::ExitedWithCode(access ? 0 : static_cast<int>(cudaErrorIllegalAddress) & 0xff), "");
+  }
 }
 
 // Touching another device's memory without access fails the device as well.
