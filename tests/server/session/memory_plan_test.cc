@@ -1,0 +1,147 @@
+// The memory table of docs/operations.md, from the functions that a session's plan is made of. Fails when the page says
+// something else, and prints what it should say.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "server/session/layout.h"
+#include "server/step/worker.h"
+
+namespace dmuon::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Llama {
+  const char* name;
+  int layers;
+  int64_t hidden, keys, ffn, vocabulary;
+  bool tied;
+};
+// config.json of meta-llama/Llama-3.2-1B, Llama-3.1-8B and Llama-3.1-70B.
+constexpr Llama kModels[] = {{"1B", 16, 2048, 512, 8192, 128256, true},
+                             {"8B", 32, 4096, 1024, 14336, 128256, false},
+                             {"70B", 80, 8192, 1024, 28672, 128256, false}};
+
+// What a trainer gives to dmuon: the matrices of the layers. Embeddings, head and norms stay with FSDP2's shards.
+ParameterTable Matrices(const Llama& m) {
+  ParameterTable table;
+  for (int l = 0; l < m.layers; ++l) {
+    const BoundaryId boundary(l);
+    table.boundaries.push_back({absl::StrCat("layers.", l), false});
+    const std::pair<const char*, std::pair<int64_t, int64_t>> shapes[] = {
+        {"q", {m.hidden, m.hidden}}, {"k", {m.keys, m.hidden}},   {"v", {m.keys, m.hidden}},
+        {"o", {m.hidden, m.hidden}}, {"gate", {m.ffn, m.hidden}}, {"up", {m.ffn, m.hidden}},
+        {"down", {m.hidden, m.ffn}}};
+    for (const auto& [name, shape] : shapes) {
+      Parameter p;
+      p.name = absl::StrCat("layers.", l, ".", name);
+      p.shape = {shape.first, shape.second};
+      p.route = Route::kMuon;
+      p.boundary = boundary;
+      table.parameters.push_back(std::move(p));
+    }
+  }
+  EXPECT_TRUE(CheckAndResolve(table).ok());
+  return table;
+}
+
+int64_t Elements(const ParameterTable& table) {
+  int64_t n = 0;
+  for (const Parameter& p : table.parameters) n += p.numel();
+  return n;
+}
+
+int64_t OtherElements(const Llama& m) {
+  return m.vocabulary * m.hidden * (m.tied ? 1 : 2) + m.hidden * (2 * m.layers + 1);
+}
+
+// The slot that holds most, without an allocation.
+SlotMemory LargestSlot(kernels::Backend& backend, const ParameterTable& table, int ranks, bool z3) {
+  StepContext context("plan");
+  context.backends.assign(ranks, &backend);
+  context.table = table;
+  context.mesh.shard = ranks;
+  context.z3 = z3;
+  context.optimizer.groups = {{"muon", Route::kMuon}};
+  context.optimizer.parameters.assign(table.parameters.size(), {Dtype::kBF16, Dtype::kBF16, 0});
+  context.state.resize(table.parameters.size());
+  context.layout = MakeLayout(table, context.optimizer, z3);
+  context.plan = MakePlan(table, context.mesh, Place(table, context.mesh, Costs(table, {})));
+  SlotMemory most;
+  uint64_t largest = 0;
+  for (int s = 0; s < ranks; ++s) {
+    auto worker = Worker::Plan(context, SlotId(s));
+    EXPECT_TRUE(worker.ok()) << worker.status();
+    const SlotMemory m = (*worker)->memory();
+    const uint64_t bytes = m.grad_bytes + m.weight_bytes + m.state_bytes + m.workspace_bytes;
+    if (bytes <= largest) continue;
+    largest = bytes;
+    most = m;
+  }
+  return most;
+}
+
+double GiB(double bytes) { return bytes / (1024.0 * 1024 * 1024); }
+
+// FSDP2 with bf16 compute keeps fp32 shards of weights, gradients and two moments, 16 bytes an element over the ranks;
+// beside them the unsharded bf16 weights and gradients of all layers (Z2), or of the two that it has gathered (Z3).
+double AdamwBytes(const Llama& m, double matrices, int ranks, bool z3) {
+  const double all = matrices + static_cast<double>(OtherElements(m));
+  const double unsharded = z3 ? 2 * matrices / m.layers : all;
+  return 16 * all / ranks + 4 * unsharded;
+}
+
+std::string Table() {
+  auto backend = kernels::CreateBackend("cpu", 1);
+  std::string text =
+      "| model | GPUs | mode | GRAD | WEIGHT | state | workspace | FSDP2 for the rest | in all | "
+      "FSDP2 + "
+      "AdamW |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
+  for (const Llama& m : kModels) {
+    const ParameterTable table = Matrices(m);
+    const double matrices = static_cast<double>(Elements(table));
+    const double others = static_cast<double>(OtherElements(m));
+    for (int ranks : {8, 16, 32, 64}) {
+      for (bool z3 : {false, true}) {
+        const SlotMemory s = LargestSlot(**backend, table, ranks, z3);
+        const double rest = 16 * others / ranks + (z3 ? 0 : 4 * others);
+        const double all =
+            static_cast<double>(s.grad_bytes + s.weight_bytes + s.state_bytes + s.workspace_bytes) +
+            rest;
+        absl::StrAppendFormat(
+            &text, "| %s | %d | %s | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f |\n", m.name,
+            ranks, z3 ? "Z3" : "Z2", GiB(s.grad_bytes), GiB(s.weight_bytes), GiB(s.state_bytes),
+            GiB(s.workspace_bytes), GiB(rest), GiB(all), GiB(AdamwBytes(m, matrices, ranks, z3)));
+      }
+    }
+  }
+  return text;
+}
+
+TEST(MemoryPlan, TheTableOfOperationsIsWhatThePlansSay) {
+  const std::string table = Table();
+  std::ifstream file(DMUON_SOURCE_DIR "/docs/operations.md");
+  std::stringstream page;
+  page << file.rdbuf();
+  EXPECT_THAT(page.str(), HasSubstr(table));
+}
+
+TEST(MemoryPlan, ASlotsBytesAreTheFormulaOfThePage) {
+  auto backend = kernels::CreateBackend("cpu", 1);
+  const ParameterTable table = Matrices(kModels[0]);
+  const double n = static_cast<double>(Elements(table));
+  const SlotMemory one = LargestSlot(**backend, table, 1, false);
+  EXPECT_NEAR(static_cast<double>(one.grad_bytes), 2 * n, 1e-3 * n);
+  EXPECT_NEAR(static_cast<double>(one.weight_bytes), 2 * n, 1e-3 * n);
+  EXPECT_NEAR(static_cast<double>(one.state_bytes), 12 * n, 1e-3 * n);
+  const SlotMemory windows = LargestSlot(**backend, table, 1, true);
+  EXPECT_NEAR(static_cast<double>(windows.weight_bytes), 2 * 2 * n / kModels[0].layers, 1e-3 * n);
+}
+
+}  // namespace
+}  // namespace dmuon::server
