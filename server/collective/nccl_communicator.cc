@@ -389,16 +389,20 @@ void NcclCommunicator::CloseAll() {
 }
 
 void NcclCommunicator::AbortAll() {
+  // As one group: an abort may wait for the whole device, where an operation of the next communicator still hangs. A group
+  // that cannot be opened is no reason not to abort.
+  (void)Call("ncclGroupStart", [] { return ncclGroupStart(); });
   for (const auto& local : locals_) {
     if (local->communicator == nullptr) continue;
     const ncclResult_t result = Call("ncclCommAbort", [&] {
       return ncclCommAbort(std::exchange(local->communicator, nullptr));
     });
-    if (result != ncclSuccess) {
+    if (result != ncclSuccess && result != ncclInProgress) {
       Log(LogLevel::kWarning, "communicator_not_aborted",
           {{"rank", local->rank}, {"reason", NcclStatus(result, "ncclCommAbort").message()}});
     }
   }
+  (void)Call("ncclGroupEnd", [] { return ncclGroupEnd(); });
   for (const auto& local : locals_) {
     // Once aborted, what was on the stream ends; until then its memory is in use.
     if (cudaSetDevice(local->device) != cudaSuccess) continue;
