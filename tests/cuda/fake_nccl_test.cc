@@ -232,11 +232,14 @@ TEST_F(FakeNccl, OnlyMemoryOfTheDeviceAndOfThisProcessIsTaken) {
 TEST_F(FakeNccl, AnAsynchronousErrorShowsOnItsCommunicatorAndTheOthersHang) {
   const auto ranks = Ranks(2);
   fake_cuda_script("ncclAsyncError:2=fail(6)");  // of the second rank
-  Grouped(ranks, [](Rank& r, int) {
-    return ncclAllReduce(r.in, r.out, kCount, ncclFloat, ncclSum, r.comm, r.stream);
-  });
-  while (ranks[1]->State() == ncclSuccess) std::this_thread::yield();
-  EXPECT_EQ(ranks[1]->State(), ncclRemoteError);
+  ASSERT_EQ(ncclGroupStart(), ncclSuccess);
+  for (const auto& r : ranks) {
+    ASSERT_EQ(ncclAllReduce(r->in, r->out, kCount, ncclFloat, ncclSum, r->comm, r->stream),
+              ncclSuccess);
+  }
+  ASSERT_EQ(ncclGroupEnd(), ncclInProgress);
+  ASSERT_EQ(ranks[0]->Settled(), ncclSuccess);
+  while (ranks[1]->State() != ncclRemoteError) std::this_thread::yield();
   EXPECT_EQ(ranks[0]->State(), ncclSuccess);
   EXPECT_EQ(cudaStreamQuery(ranks[0]->stream), cudaErrorNotReady);
 }
