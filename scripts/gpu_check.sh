@@ -1,29 +1,30 @@
 #!/usr/bin/env bash
 # Checks and measures the CUDA backend on a machine with a GPU, from the bundle of scripts/gpu_bundle.sh. Each part has its own
 # time limit and leaves what it has when that runs out. Needs CUDA's runtime and cuBLASLt 13, Python 3 with torch; no network.
+# `end_to_end` runs the suite of real daemons and C++ trainers on the GPU, `trainer` a PyTorch trainer beside a daemon.
 #
 # usage: scripts/gpu_check.sh [--bundle FOLDER] [--out FOLDER] [--seconds N] [PART ...]
 #   --bundle FOLDER  default: gpu-bundle
 #   --out FOLDER     where the JSON files go (default: gpu-check)
-#   --seconds N      for all parts together (default: 290)
-#   PART             tests timing kernels sanitizer accuracy (default: all, in this order)
+#   --seconds N      for all parts together (default: 480)
+#   PART             tests end_to_end trainer timing kernels sanitizer accuracy (default: all, in this order)
 #
 # Exit code: 0 when the tests and the sanitizer found nothing; 1 otherwise.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-bundle=gpu-bundle out=gpu-check seconds=290
+bundle=gpu-bundle out=gpu-check seconds=480
 parts=()
 while (($#)); do
   case $1 in
     --bundle) bundle=$2; shift 2 ;;
     --out) out=$2; shift 2 ;;
     --seconds) seconds=$2; shift 2 ;;
-    -*) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    -*) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 2 ;;
     *) parts+=("$1"); shift ;;
   esac
 done
-((${#parts[@]})) || parts=(tests timing kernels sanitizer accuracy)
+((${#parts[@]})) || parts=(tests end_to_end trainer timing kernels sanitizer accuracy)
 mkdir -p "$out"
 bundle=$(realpath "$bundle") out=$(realpath "$out")
 work=$(mktemp -d)
@@ -51,15 +52,29 @@ nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.draw,te
 # The tests are linked without rpath to the machine's libraries.
 native() { LD_LIBRARY_PATH="$bundle/lib:$cuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$@"; }
 
+run_test() {  # name, seconds, arguments
+  local name=$1 limit
+  limit=$(smaller "$2" "$(remaining)")
+  shift 2
+  native timeout -k 5 "$limit" "$bundle/bin/$name" "$@" --gtest_output=json:"$out/$name.json" > "$work/$name.log" 2>&1
+  local code=$?
+  grep -E "FAILED|PASSED|Failure|actual" "$work/$name.log" | head -40
+  ((code == 0)) || { failed=1; echo "$name: exit code $code"; tail -5 "$work/$name.log"; }
+}
+
 run_tests() {
-  local name limit
-  for name in cuda_step_kernels_test cuda_newton_schulz_test; do
-    limit=$(smaller 60 "$(remaining)")
-    native timeout -k 5 "$limit" "$bundle/bin/$name" --gtest_output=json:"$out/$name.json" > "$work/$name.log" 2>&1
-    local code=$?
-    grep -E "FAILED|PASSED|Failure|actual" "$work/$name.log" | head -40
-    ((code == 0)) || { failed=1; echo "$name: exit code $code"; tail -5 "$work/$name.log"; }
-  done
+  run_test cuda_step_kernels_test 60
+  run_test cuda_newton_schulz_test 60
+}
+
+# Two trainers on the one device, and everything else that the suite has, but for what only sealed memory has.
+run_end_to_end() {
+  DMUON_TEST_BACKEND=cuda run_test e2e_test 120 --gtest_filter='-Buffers.ALyingSizeOrOffset*:Buffers.AnArenaCannotBe*'
+}
+
+run_trainer() {
+  [[ -d $bundle/python ]] || { echo "the bundle has no Python package: no PyTorch trainer was run"; return; }
+  PYTHONPATH=$bundle/python:tests/python PATH=$bundle/bin:$PATH run_python trainer 75
 }
 
 run_python() {  # part, seconds
@@ -68,7 +83,7 @@ run_python() {  # part, seconds
   DEADLINE=$(($(date +%s) + limit - 3)) LD_LIBRARY_PATH="$bundle/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" PYTHONUNBUFFERED=1 \
     timeout -k 5 "$limit" python3 "tests/cuda/gpu/$1.py" "$bundle/lib" "$out/$1.json" > "$work/$1.log" 2>&1
   local code=$?
-  ((code == 0)) || { echo "$1: exit code $code"; tail -8 "$work/$1.log"; }
+  ((code == 0)) || { failed=1; echo "$1: exit code $code"; tail -8 "$work/$1.log"; }
 }
 
 run_sanitizer() {
@@ -98,6 +113,8 @@ for part in "${parts[@]}"; do
   echo "--- $part ($(remaining) s left)"
   case $part in
     tests) run_tests ;;
+    end_to_end) run_end_to_end ;;
+    trainer) run_trainer ;;
     timing) run_python timing 130 ;;
     accuracy) run_python accuracy 75 ;;
     kernels) run_python kernels 40 ;;

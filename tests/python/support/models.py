@@ -56,11 +56,11 @@ def shard(batch, rank, world_size):
     return batch.chunk(world_size)[rank]
 
 
-def dedicate(model, world_size, z3, predicate=projections, fsdp_layers=True, muon=None, **options):
+def dedicate(model, world_size, z3, predicate=projections, fsdp_layers=True, muon=None, device="cpu", **options):
     """dedicate_params, fully_shard and Muon as the guide has them."""
     import dmuon
 
-    mesh = init_device_mesh("cpu", (world_size,))
+    mesh = init_device_mesh(device, (world_size,))
     dmuon.dedicate_params(model, mesh, predicate, reshard_after_forward=z3, **options)
     if fsdp_layers:
         for layer in getattr(model, "layers", []):
@@ -81,4 +81,4 @@ def weights(model):
     import dmuon
 
     full = dmuon.get_model_state_dict(model, rank0_only=False)
-    return {name: value.numpy() for name, value in full.items()}
+    return {name: value.cpu().numpy() for name, value in full.items()}
