@@ -325,6 +325,19 @@ TEST_F(FakeCudart, AGraphReplaysWhatWasRecordedAndNothingRunsMeanwhile) {
   ASSERT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
 }
 
+TEST_F(FakeCudart, EachFunctionIsCountedUnderItsOwnName) {
+  for (const char* function : {"cudaStreamCreateWithFlags", "cudaEventCreate"}) {
+    const uint64_t before = fake_cuda_calls(function);
+    fake_cuda_fail(function, 1, cudaErrorUnknown);
+    cudaStream_t stream = nullptr;
+    cudaEvent_t event = nullptr;
+    EXPECT_EQ(function[4] == 'S' ? cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)
+                                 : cudaEventCreate(&event),
+              cudaErrorUnknown);
+    EXPECT_EQ(fake_cuda_calls(function), before + 1);
+  }
+}
+
 TEST_F(FakeCudart, ABranchThatDoesNotComeBackSpoilsTheRecording) {
   const cudaStream_t branch = Stream();
   const cudaEvent_t forked = Event();

@@ -7,14 +7,9 @@ namespace {
 
 bool Known(cudaEvent_t event) { return W().events.count(event) > 0; }
 
-}  // namespace
-
-extern "C" {
-
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
-  ENTER("cudaStreamCreateWithPriority");
+cudaError_t MakeStream(cudaStream_t* stream, unsigned flags, int priority) {
   if (flags != cudaStreamNonBlocking)
-    return Answer(cudaErrorInvalidValue);  // would wait for the default stream
+    return cudaErrorInvalidValue;  // would wait for the default stream
   *stream = new CUstream_st();
   (*stream)->device = t_device;
   (*stream)->priority = std::min(0, std::max(priority, -5));
@@ -22,8 +17,27 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
   ++W().counters.created;
   return cudaSuccess;
 }
+
+cudaError_t MakeEvent(cudaEvent_t* event, unsigned flags) {
+  *event = new CUevent_st();
+  (*event)->flags = flags;
+  (*event)->device = t_device;
+  W().events.insert(*event);
+  ++W().counters.created;
+  return cudaSuccess;
+}
+
+}  // namespace
+
+extern "C" {
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+  ENTER("cudaStreamCreateWithPriority");
+  return Answer(MakeStream(stream, flags, priority));
+}
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
-  return cudaStreamCreateWithPriority(stream, flags, 0);
+  ENTER("cudaStreamCreateWithFlags");
+  return Answer(MakeStream(stream, flags, 0));
 }
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
   ENTER("cudaStreamGetPriority");
@@ -65,15 +79,11 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   ENTER("cudaEventCreateWithFlags");
-  *event = new CUevent_st();
-  (*event)->flags = flags;
-  (*event)->device = t_device;
-  W().events.insert(*event);
-  ++W().counters.created;
-  return cudaSuccess;
+  return MakeEvent(event, flags);
 }
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
-  return cudaEventCreateWithFlags(event, cudaEventDefault);
+  ENTER("cudaEventCreate");
+  return MakeEvent(event, cudaEventDefault);
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   ENTER("cudaEventDestroy");
