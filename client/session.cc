@@ -246,6 +246,8 @@ void Session::SetHyper(int group, const Hyper& hyper) {
                                  .eps = hyper.eps};
 }
 
+bool Session::arenas_on_device() const { return impl_->by_handle; }
+
 std::optional<int> Session::device() const {
   if (impl_->cuda == nullptr) return std::nullopt;
   return impl_->device;

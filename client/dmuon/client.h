@@ -204,6 +204,8 @@ class Session {
   Session& operator=(const Session&) = delete;
 
   const Placement& placement() const;
+  // Whether the daemon computes on GPUs, so that the arenas are device memory of this process.
+  bool arenas_on_device() const;
 
   // Collective: gets layout and arenas, and maps them.
   absl::Status Configure(OptimizerOptions options);

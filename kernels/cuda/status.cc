@@ -6,6 +6,7 @@ namespace dmuon::cuda {
 
 absl::Status ToStatus(cudaError_t error, absl::string_view doing) {
   if (error == cudaSuccess) return absl::OkStatus();
+  (void)cudaGetLastError();  // the thread's next launch would find it and take it for its own
   const std::string message =
       absl::StrCat(doing, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error));
   switch (error) {

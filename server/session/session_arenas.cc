@@ -102,8 +102,10 @@ absl::StatusOr<Registered> Session::Import(const Trainer& trainer, int rank,
   absl::Status status = imported.status();
   if (status.ok()) {
     absl::Status written;
-    status = workers_[rank]->Run(
-        0, [&](kernels::Stream stream) { written = imported->WriteProbes(backend, stream); });
+    status = workers_[rank]->Run(0, [&](kernels::Stream stream) {
+      written = imported->WriteProbes(backend, stream);
+      if (!written.ok()) Settle(backend, stream);
+    });
     status.Update(written);
   }
   mu_.Lock();
@@ -198,9 +200,7 @@ absl::Status Session::ReleaseGone() {
   }
   // What a worker has enqueued before it saw that is over, and nothing follows.
   for (int s = 0; s < context_.slots(); ++s) {
-    const auto settle = [&](kernels::Stream stream) {
-      context_.backends[s]->Synchronize(stream).IgnoreError();
-    };
+    const auto settle = [&](kernels::Stream stream) { Settle(*context_.backends[s], stream); };
     workers_[s]->Run(0, settle).IgnoreError();
   }
   std::vector<Reaper::Ticket> closing;

@@ -7,6 +7,10 @@
 
 namespace dmuon::server {
 
+void Settle(kernels::Backend& backend, kernels::Stream stream) {
+  if (!backend.Synchronize(stream).ok()) backend.Synchronize(stream).IgnoreError();
+}
+
 void WriteText(absl::string_view text, char* to, size_t size) {
   const size_t n = std::min(text.size(), size - 1);
   std::memcpy(to, text.data(), n);

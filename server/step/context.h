@@ -98,6 +98,9 @@ struct StepContext {
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
 };
 
+// What was enqueued is over, whatever came of it: the first answer may be that of an older failure.
+void Settle(kernels::Backend& backend, kernels::Stream stream);
+
 // Writes `text` into a shared buffer of `size` bytes, cut to fit, NUL-terminated.
 void WriteText(absl::string_view text, char* to, size_t size);
 

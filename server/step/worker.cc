@@ -85,7 +85,7 @@ Worker::~Worker() {
   step_.reset();
   progress_.reset();
   kernels::Backend& backend = context_.backend(slot_);
-  if (has_stream_) backend.Synchronize(stream_).IgnoreError();
+  if (has_stream_) Settle(backend, stream_);
   if (workspace_ != nullptr) backend.Free(workspace_);
   if (state_ != nullptr) backend.Free(state_);
   if (has_stream_) backend.DestroyStream(stream_);

@@ -9,8 +9,10 @@
 // train   trains for ever, a line "step N" after each
 // stop    as train, but prints "sending" before the second STEP and waits in it
 // once    one step, then leaves; prints "closed"
+// signal  one step, a line "step N", and another one after each SIGUSR1
 //
 // Prints "error CODE MESSAGE" and ends with 1 when anything fails.
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -25,6 +27,16 @@ namespace {
 void Say(const std::string& line) {
   printf("%s\n", line.c_str());
   fflush(stdout);
+}
+
+const sigset_t& Usr1() {
+  static const sigset_t set = [] {
+    sigset_t usr1;
+    sigemptyset(&usr1);
+    sigaddset(&usr1, SIGUSR1);
+    return usr1;
+  }();
+  return set;
 }
 
 absl::Status Run(const std::string& mode, const std::string& endpoint, const JobOptions& job,
@@ -49,8 +61,15 @@ absl::Status Run(const std::string& mode, const std::string& endpoint, const Job
     if (mode == "stop" && step == 2) Say("sending");
     status = (*trainer)->Step().status();
     if (!status.ok()) return status;
+    // Of the steps of these two nothing is under way in the daemon any more when they are told.
+    if (mode == "signal" || mode == "once") status = (*trainer)->session().WaitAllWeights();
+    if (!status.ok()) return status;
     Say("step " + std::to_string(step));
     if (mode == "idle") pause();
+    if (mode == "signal") {
+      int signal = 0;
+      sigwait(&Usr1(), &signal);
+    }
     if (mode == "once") break;
   }
   const absl::Status closed = (*trainer)->Close();
@@ -63,6 +82,8 @@ absl::Status Run(const std::string& mode, const std::string& endpoint, const Job
 
 int main(int argc, char** argv) {
   if (argc != 6) return 64;
+  sigprocmask(SIG_BLOCK, &dmuon::testing::Usr1(),
+              nullptr);  // threads that follow have it blocked, too
   const dmuon::testing::JobOptions job{.job = argv[3], .world = atoi(argv[4])};
   const absl::Status status = dmuon::testing::Run(argv[1], argv[2], job, atoi(argv[5]));
   if (status.ok()) return 0;

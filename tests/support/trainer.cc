@@ -1,5 +1,6 @@
 #include "tests/support/trainer.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -83,7 +84,9 @@ client::OpenOptions SmallTable(const JobOptions& job, int rank) {
   options.mesh.shard = job.world;
   options.reshard_after_forward = job.z3;
   options.formation_timeout = job.formation_timeout;
-  if (job.devices > 1) options.device = rank % job.devices;
+  // Where the daemon computes on GPUs: ranks take turns on so many of them.
+  const char* devices = std::getenv("DMUON_TEST_DEVICES");
+  if (devices != nullptr) options.device = rank % std::max(1, atoi(devices));
   options.boundaries = {{"layers.0", false}, {"layers.1", false}};
   options.parameters = {{"layers.0.weight", {24, 16}, client::Route::kMuon, 0, {}},
                         {"layers.0.bias", {24}, client::Route::kAdamw, 0, {}},

@@ -20,7 +20,6 @@ struct JobOptions {
   int world = 1;
   bool z3 = false;
   absl::Duration formation_timeout = absl::ZeroDuration();
-  int devices = 1;  // where the daemon computes on GPUs: ranks take turns on them
 };
 
 // Between the host and a session's arenas, wherever those are. The gradient is enqueued on the calling thread's stream, and

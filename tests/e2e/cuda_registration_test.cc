@@ -1,0 +1,223 @@
+// Arenas in device memory: what a daemon refuses at registration, each by its reason. On the stand-ins for CUDA.
+#include <signal.h>
+
+#include <cstring>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/session_impl.h"
+#include "tests/e2e/e2e_test_base.h"
+#include "tests/support/environment.h"
+
+namespace dmuon::testing {
+namespace {
+
+using client::Connection;
+using client::DeviceArena;
+using client::Session;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using Request = v1::RegisterBuffersRequest;
+
+constexpr uint64_t kMiB = 1 << 20;
+
+class CudaRegistration : public E2eTest {
+ protected:
+  void Configure(const std::string& job) {
+    connection_ = *Connection::Open(endpoint());
+    auto session = connection_->OpenSession(SmallTable({.job = job}, 0));
+    ASSERT_TRUE(session.ok()) << session.status();
+    session_ = *std::move(session);
+    const absl::Status configured = session_->Configure(SmallOptimizer());
+    ASSERT_TRUE(configured.ok()) << configured;
+  }
+  void TearDown() override {
+    session_.reset();
+    connection_.reset();
+    E2eTest::TearDown();
+  }
+  Session::Impl& impl() { return session_->impl(); }
+  Request TrueRequest() {
+    Request request;
+    request.set_session_id(impl().id);
+    v1::Buffer* control = request.add_buffers();
+    control->set_kind(v1::BUFFER_KIND_CONTROL);
+    control->set_size(impl().control.bytes());
+    EXPECT_TRUE(impl().DescribeArenas(request).ok());
+    return request;
+  }
+  absl::Status Register(const Request& request) {
+    v1::RegisterBuffersResponse response;
+    impl().registered = true;
+    return connection_->impl().Unary(&v1::Trainer::Stub::PrepareAsyncRegisterBuffers, request,
+                                     response);
+  }
+  absl::Status Confirm(const std::vector<std::string>& found) {
+    v1::ConfirmBuffersRequest request;
+    request.set_session_id(impl().id);
+    for (const std::string& bytes : found) request.add_found(bytes);
+    v1::ConfirmBuffersResponse response;
+    return connection_->impl().Unary(&v1::Trainer::Stub::PrepareAsyncConfirmBuffers, request,
+                                     response);
+  }
+  // What a trainer with this environment says in the end.
+  std::string Once(const std::string& job, const Environment& environment) {
+    const ScopedEnvironment scope(environment);
+    return Helper("once", {.job = job}, 0).ReadAll();
+  }
+
+  std::unique_ptr<Connection> connection_;
+  std::unique_ptr<Session> session_;
+};
+
+struct Lie {
+  const char* name;
+  std::function<void(Request&)> tell;
+  absl::StatusCode code;
+  const char* text;
+};
+
+TEST_F(CudaRegistration, EachLieIsRefusedByItsReasonAndTheTruthIsTakenAfterwards) {
+  auto other = Trainer::Start(endpoint(), {.job = "other"}, 0);
+  ASSERT_TRUE(other.ok()) << other.status();
+  Configure("lying");
+  const client::CudaRuntime& cuda = *impl().cuda;
+  auto large = DeviceArena::Allocate(cuda, 0, 4 * kMiB, "large");
+  auto elsewhere = DeviceArena::Allocate(cuda, 1, 2 * kMiB, "elsewhere");
+  ASSERT_TRUE(large.ok() && elsewhere.ok());
+  const std::string theirs = (*other)->session().impl().device_grad.handle();
+  std::string own = impl().device_grad.handle();
+  const pid_t daemon_pid = daemon().pid();
+  std::memcpy(&own[8], &daemon_pid, sizeof(daemon_pid));  // where the stand-in keeps the exporter
+
+  constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
+  constexpr absl::StatusCode kPrecondition = absl::StatusCode::kFailedPrecondition;
+  const auto grad = [](Request& r) { return r.mutable_buffers(1); };
+  const Lie lies[] = {
+      {"no handle", [&](Request& r) { grad(r)->clear_ipc_handle(); }, kPrecondition,
+       "buffer 'grad': ipc_handle: expected a handle of memory on GPU-"},
+      {"short handle", [&](Request& r) { grad(r)->mutable_ipc_handle()->pop_back(); }, kInvalid,
+       "buffer 'grad': ipc_handle: expected 64 bytes, given 63"},
+      {"garbage", [&](Request& r) { grad(r)->set_ipc_handle(std::string(64, 'x')); }, kInvalid,
+       "cudaErrorInvalidResourceHandle: expected a handle of cudaIpcGetMemHandle"},
+      {"size", [&](Request& r) { grad(r)->set_size(kMiB); }, kInvalid, "size: expected 4096"},
+      {"beyond the end", [&](Request& r) { grad(r)->set_offset(2 * kMiB); }, kInvalid,
+       "the allocation has 2097152"},
+      {"overflow", [&](Request& r) { grad(r)->set_offset(~uint64_t{255}); }, kInvalid,
+       "the allocation has 2097152"},
+      {"alignment", [&](Request& r) { grad(r)->set_offset(64); }, kInvalid,
+       "offset: expected a multiple of 256, got 64"},
+      {"a part of more", [&](Request& r) { grad(r)->set_ipc_handle(large->handle()); }, kInvalid,
+       "expected an allocation of its own, 2097152 bytes, given a part of one of 4194304"},
+      {"overlap", [&](Request& r) { grad(r)->set_ipc_handle(r.buffers(2).ipc_handle()); }, kInvalid,
+       "expected an allocation of its own, given that of 'grad'"},
+      {"another's", [&](Request& r) { grad(r)->set_ipc_handle(theirs); },
+       absl::StatusCode::kAlreadyExists, "this memory is registered already"},
+      {"another device's name", [&](Request& r) { grad(r)->set_gpu_uuid(*impl().cuda->NameOf(1)); },
+       kInvalid, "gpu_uuid: expected GPU-"},
+      {"another device's memory", [&](Request& r) { grad(r)->set_ipc_handle(elsewhere->handle()); },
+       kInvalid, "gpu_uuid: the memory is on GPU-"},
+      {"the daemon's own", [&](Request& r) { grad(r)->set_ipc_handle(own); }, kPrecondition,
+       "the handle looks like the daemon's own"},
+      {"driver", [&](Request& r) { r.set_driver_version(12080); }, kPrecondition,
+       "driver_version: expected the daemon's 13.0 (13000), given 12.8 (12080)"},
+      {"runtime", [&](Request& r) { r.set_runtime_version(12060); }, kPrecondition,
+       "runtime_version: expected CUDA 13 as the daemon's, given 12.6 (12060)"},
+  };
+  for (const Lie& lie : lies) {
+    Request request = TrueRequest();
+    lie.tell(request);
+    const absl::Status refused = Register(request);
+    EXPECT_EQ(refused.code(), lie.code) << lie.name << ": " << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(lie.text)) << lie.name;
+  }
+  EXPECT_TRUE(session_->Start().ok());
+  large->Free();
+  elsewhere->Free();
+}
+
+TEST_F(CudaRegistration, MemoryThatTheTrainerDoesNotSeeAsTheDaemonDoesIsRefused) {
+  Configure("probed");
+  EXPECT_EQ(Confirm({"", ""}).code(), absl::StatusCode::kFailedPrecondition);  // nothing to confirm
+  ASSERT_TRUE(Register(TrueRequest()).ok());
+  const absl::Status twice = Register(TrueRequest());
+  EXPECT_EQ(twice.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(twice.message()), HasSubstr("already registered"));
+  const absl::Status wrong = Confirm({std::string(16, 'a'), std::string(16, 'b')});
+  EXPECT_EQ(wrong.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(wrong.message()), HasSubstr("do not see the same memory"));
+  // Its mapping goes at once, and another try is another registration.
+  absl::Status started;
+  EXPECT_TRUE(Eventually([&] {
+    started = session_->Start();
+    return !absl::IsAlreadyExists(started);
+  }));
+  EXPECT_TRUE(started.ok()) << started;
+}
+
+TEST_F(CudaRegistration, DevicesAreKnownByTheirIdsWhateverTheirOrder) {
+  EXPECT_THAT(Once("permuted", {{"CUDA_VISIBLE_DEVICES", "1,0"}}), HasSubstr("closed"));
+  EXPECT_THAT(Once("second", {{"CUDA_VISIBLE_DEVICES", "1"}}), HasSubstr("closed"));
+}
+
+TEST_F(CudaRegistration, ADeviceThatTheDaemonDoesNotSeeIsNamed) {
+  EXPECT_THAT(Once("unknown", {{"DMUON_FAKE_CUDA_DEVICES", "3"}, {"CUDA_VISIBLE_DEVICES", "2"}}),
+              HasSubstr("NOT_FOUND: session 'unknown': rank 0: gpu_uuid: expected one that the "
+                        "daemon sees (GPU-"));
+  EXPECT_THAT(
+      Once("mig", {{"DMUON_FAKE_CUDA_DEVICES", "gpu,gpu,mig"}, {"CUDA_VISIBLE_DEVICES", "2"}}),
+      HasSubstr("need the same one in CUDA_VISIBLE_DEVICES"));
+}
+
+TEST_F(CudaRegistration, WhatKeepsATrainerFromSharingIsSaidInTheTrainer) {
+  EXPECT_THAT(Once("wsl", {{"DMUON_FAKE_CUDA_IPC", "none"}}), HasSubstr("WSL"));
+  EXPECT_THAT(Once("pool", {{"DMUON_FAKE_CUDA_FAULTS", "cudaIpcGetMemHandle:1=fail(1)"}}),
+              HasSubstr("FAILED_PRECONDITION: GRAD arena: cudaIpcGetMemHandle: "
+                        "cudaErrorInvalidValue"));
+  EXPECT_THAT(Once("full", {{"DMUON_FAKE_CUDA_MEMORY", "3000000"}}),
+              HasSubstr("RESOURCE_EXHAUSTED: WEIGHT arena: allocating 2097152 bytes"));
+  EXPECT_THAT(Once("none", {{"DMUON_FAKE_CUDA_DEVICES", "0"}}),
+              HasSubstr("UNAVAILABLE: looking for CUDA devices"));
+  EXPECT_THAT(Once("bare", {{"LD_LIBRARY_PATH", ""}}),
+              AnyOf(HasSubstr("this process has no CUDA runtime"),
+                    HasSubstr("cudaErrorInsufficientDriver")));
+}
+
+// A daemon with an environment of its own, and no other session on it.
+void ExpectOnce(const Environment& environment, const std::string& text) {
+  std::unique_ptr<DaemonProcess> daemon;
+  {
+    const ScopedEnvironment scope(environment);
+    daemon =
+        std::make_unique<DaemonProcess>(DMUOND_PROGRAM, std::vector<std::string>{"--backend=cuda"});
+  }
+  const std::string said =
+      ChildProcess({TRAINER_PROGRAM, "once", daemon->endpoint(), "job", "1", "0"}).ReadAll();
+  EXPECT_THAT(said, HasSubstr(text));
+}
+
+TEST(CudaPlace, WhatKeepsADaemonFromMappingIsSaidAtAttach) {
+  // In a container of its own the driver finds no memory behind a handle.
+  ExpectOnce({{"DMUON_FAKE_CUDA_FAULTS", "cudaIpcOpenMemHandle:1=fail(205)"}},
+             "must share the ipc and pid namespaces");
+  ExpectOnce({{"DMUON_FAKE_CUDA_COMPUTE_MODE", "exclusive"}}, "exclusive compute mode");
+}
+
+// Two devices that cannot read each other's memory.
+TEST(CudaPlace, RanksOnDevicesWithoutPeerAccessAreToldWhatIsNotBuilt) {
+  const ScopedEnvironment scope(
+      Environment{{"DMUON_FAKE_CUDA_PEERS", "none"}, {"DMUON_TEST_DEVICES", "2"}});
+  DaemonProcess daemon(DMUOND_PROGRAM, {"--backend=cuda"});
+  const auto results = OnRanks(2, [&](int rank) {
+    return Trainer::Start(daemon.endpoint(), {.job = "apart", .world = 2}, rank).status();
+  });
+  for (const absl::Status& status : results) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("cannot read each other's memory"));
+  }
+}
+
+}  // namespace
+}  // namespace dmuon::testing
