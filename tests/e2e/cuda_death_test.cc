@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 class CudaDeath : public E2eTest {};
 
 // As many rounds as fit; TearDown holds descriptors and mappings against what they were.
-TEST_F(CudaDeath, ThousandTimesLeavesMemoryDescriptorsAndMappingsFlat) {
+TEST_F(CudaDeath, UpToAThousandTimesInThirtySecondsLeavesMemoryDescriptorsAndMappingsFlat) {
   constexpr int kRounds = 1000, kWarmUp = 5;
   constexpr long kGrowthKib = 8192;
   const absl::Time end = absl::Now() + absl::Seconds(30);
