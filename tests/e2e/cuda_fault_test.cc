@@ -73,11 +73,11 @@ TEST_F(CudaFault, AtEveryCallOfARegistrationAndAStepEndsInAClearErrorAndLeaksNot
   }));
   int step = 1, faults = 0;
   for (const std::string function :
-       {"cudaMalloc", "cudaHostAlloc", "cudaStreamCreateWithPriority", "cudaEventCreateWithFlags",
-        "cudaIpcOpenMemHandle", "cudaPointerGetAttributes", "cuMemGetAddressRange",
-        "cudaMemsetAsync", "cudaMemcpyAsync", "cudaLaunchKernel", "cudaGraphLaunch",
-        "cudaGraphInstantiate", "cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaEventRecord",
-        "cudaEventQuery", "cudaStreamSynchronize"}) {
+       {"cudaMalloc", "cudaHostAlloc", "cudaStreamCreateWithPriority", "cudaStreamCreateWithFlags",
+        "cudaEventCreateWithFlags", "cudaIpcOpenMemHandle", "cudaPointerGetAttributes",
+        "cuMemGetAddressRange", "cudaMemsetAsync", "cudaMemcpyAsync", "cudaLaunchKernel",
+        "cudaGraphLaunch", "cudaGraphInstantiate", "cudaStreamBeginCapture", "cudaStreamEndCapture",
+        "cudaEventRecord", "cudaEventQuery", "cudaStreamSynchronize"}) {
     const uint64_t start = calls_(function.c_str());
     ASSERT_THAT(ChildProcess(Trainer("once", "counted")).ReadAll(), HasSubstr("closed"));
     ASSERT_TRUE(Back(before));
