@@ -255,10 +255,10 @@ def poison_released_windows(model):
         def __getattr__(self, name):
             return getattr(session, name)
 
-        def release(self, index):
+        def release(self, index, stream):
             for p in ctx.boundaries[index].params:
                 p.weight.fill_(float("nan"))
-            session.release(index)
+            session.release(index, stream)
             self.released += 1
 
     windows._session = Poisoned()

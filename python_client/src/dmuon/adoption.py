@@ -76,7 +76,7 @@ def _warn_if_ranks_differ(ctx: DedicatedCommContext) -> None:
         return
     sums = []
     for p in ctx.params:
-        flat = p.tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        flat = p.tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
         sums.append(zlib.crc32(flat.numpy().data))
     everyone = ctx.gather(sums)
     for p in ctx.params:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dmuon import _torch_private
+from dmuon import _torch_private, device
 from dmuon.context import DedicatedCommContext
 from dmuon.outputs import graph_tensors
 from dmuon.parameter import Boundary, DedicatedParam
@@ -106,7 +106,7 @@ class GradientCollector:
         boundary.open = False
         boundary.arrived = 0
         self.sent = True
-        self._session.ready(boundary.index, present)
+        self._session.ready(boundary.index, present, device.stream(self._session))
 
     def _after_root_forward(self, module: Any, args: Any, output: Any) -> None:
         """The root's outputs tell when a backward pass begins: also under reentrant checkpointing."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from dmuon import shard_adamw
+from dmuon import device, shard_adamw
 from dmuon.adoption import adopt, find_tensors, native_dtype
 from dmuon.context import DedicatedCommContext, require_ctx
 from dmuon.newton_schulz import NewtonSchulz
@@ -150,26 +150,26 @@ class Muon(torch.optim.Optimizer):
         # The daemon's groups are ours, in the same order; one without dedicated parameters is left out there.
         routes = [r for r in ("muon", "adamw") if any(p.route == r for p in ctx.params)]
         self._daemon_groups = [{"muon": 0, "adamw": 1}[r] for r in routes]
-        ctx.session.configure(
-            _native.OptimizerOptions(
-                groups=[
-                    _native.Group(self.param_groups[i]["group_name"], getattr(_native.Route, r.upper()))
-                    for i, r in zip(self._daemon_groups, routes, strict=True)
-                ],
-                parameters=[
-                    _native.ParameterConfig(
-                        native_dtype(p.param_dtype, p.param_name),
-                        native_dtype(p.grad_dtype, p.param_name),
-                        routes.index(p.route),
-                    )
-                    for p in ctx.params
-                ],
-                newton_schulz=self._ns.native(self._ns_steps),
-                nesterov=self._nesterov,
-                adjust_lr=getattr(_native.AdjustLr, _ADJUST_LR[self._adjust_lr]),
-                nonfinite=getattr(_native.Nonfinite, _NONFINITE[self._nonfinite]),
-            )
+        options = _native.OptimizerOptions(
+            groups=[
+                _native.Group(self.param_groups[i]["group_name"], getattr(_native.Route, r.upper()))
+                for i, r in zip(self._daemon_groups, routes, strict=True)
+            ],
+            parameters=[
+                _native.ParameterConfig(
+                    native_dtype(p.param_dtype, p.param_name),
+                    native_dtype(p.grad_dtype, p.param_name),
+                    routes.index(p.route),
+                )
+                for p in ctx.params
+            ],
+            newton_schulz=self._ns.native(self._ns_steps),
+            nesterov=self._nesterov,
+            adjust_lr=getattr(_native.AdjustLr, _ADJUST_LR[self._adjust_lr]),
+            nonfinite=getattr(_native.Nonfinite, _NONFINITE[self._nonfinite]),
         )
+        with device.for_arenas(ctx):
+            ctx.session.configure(options)
 
     @torch._dynamo.disable
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dmuon import _torch_private
+from dmuon import _torch_private, device
 from dmuon.context import DedicatedCommContext
 from dmuon.outputs import graph_tensors
 from dmuon.parameter import Boundary, DedicatedParam
@@ -137,7 +137,7 @@ class WeightWindows:
         self._holder.pop(boundary.window, None)
         for p in boundary.params:
             self.restore(p)
-        self._session.release(boundary.index)
+        self._session.release(boundary.index, device.stream(self._session))
 
     def after_step(self) -> None:
         """Fails graphs that still need the old weights, and releases all."""

@@ -55,7 +55,17 @@ std::unique_ptr<Connection> Open(const std::string& endpoint, double timeout) {
 
 // A view of an arena as an object that torch.from_dlpack takes; it keeps the session, and so the mapping, alive.
 nb::object View(nb::handle session, std::byte* data, size_t bytes) {
-  return nb::cast(nb::ndarray<uint8_t>(data, {bytes}, session));
+  const std::optional<int> device = nb::cast<Session&>(session).device();
+  return nb::cast(nb::ndarray<uint8_t>(
+      data, {bytes}, session, {}, nb::dtype<uint8_t>(),
+      device.has_value() ? nb::device::cuda::value : nb::device::cpu::value, device.value_or(0)));
+}
+
+// A cudaStream_t as torch gives it, or none.
+using StreamNumber = std::optional<uintptr_t>;
+
+client::DeviceStream ToStream(uintptr_t number) {
+  return {reinterpret_cast<void*>(number)};  // NOLINT(performance-no-int-to-ptr): what torch has
 }
 
 nb::object Own(std::vector<std::byte> data) {
@@ -223,6 +233,8 @@ void BindSession(nb::module_& m) {
       .def_prop_ro("placement", &Session::placement)
       .def_prop_ro("step_id", &Session::step)
       .def_prop_ro("generation", &Session::generation)
+      .def_prop_ro("arenas_on_device", &Session::arenas_on_device)
+      .def_prop_ro("device", &Session::device)
       .def(
           "configure",
           [](Session& s, const client::OptimizerOptions& options) {
@@ -253,21 +265,28 @@ void BindSession(nb::module_& m) {
           [](Session& s, int boundary) { Call([&] { return s.Materialize(boundary); }); },
           "boundary"_a)
       .def(
-          "release", [](Session& s, int boundary) { Call([&] { return s.Release(boundary); }); },
-          "boundary"_a)
+          "release",
+          [](Session& s, int boundary, StreamNumber stream) {
+            Call([&] {
+              return stream.has_value() ? s.Release(boundary, ToStream(*stream))
+                                        : s.Release(boundary);
+            });
+          },
+          "boundary"_a, "stream"_a = nb::none())
       .def(
           "wait_grad_writable",
           [](Session& s, int boundary) { Call([&] { return s.WaitGradWritable(boundary); }); },
           "boundary"_a)
       .def(
           "ready",
-          [](Session& s, int boundary, const std::vector<int>& present) {
+          [](Session& s, int boundary, const std::vector<int>& present, StreamNumber stream) {
             Call([&] {
               for (int parameter : present) s.SetPresent(parameter);
-              return s.Ready(boundary);
+              return stream.has_value() ? s.Ready(boundary, ToStream(*stream)) : s.Ready(boundary);
             });
           },
-          "boundary"_a, "present"_a, "Marks the parameters that have a gradient, then READY.")
+          "boundary"_a, "present"_a, "stream"_a = nb::none(),
+          "Marks the parameters that have a gradient, then READY once `stream` has come here.")
       .def("end_backward", &Session::EndBackward)
       .def("discard", [](Session& s) { Call([&] { return s.Discard(); }); })
       .def(
