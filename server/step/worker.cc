@@ -12,6 +12,8 @@ namespace dmuon::server {
 namespace {
 
 constexpr size_t kAlignment = 256;
+constexpr uint64_t kDeviceGrain =
+    2 << 20;  // what a trainer allocates on a device is a multiple of it
 
 uint64_t ArrayBytes(const Parameter& p) {
   return AlignUp(sizeof(float) * ArraysOf(p.route) * p.numel(), kAlignment);
@@ -106,7 +108,9 @@ void Worker::Loop() {
 }
 
 SlotMemory Worker::memory() const {
-  return {context_.layout.grad_bytes, context_.layout.weight_bytes, state_bytes_, workspace_bytes_};
+  const uint64_t grain = context_.backend(slot_).shares_by_handle() ? kDeviceGrain : 1;
+  return {AlignUp(context_.layout.grad_bytes, grain), AlignUp(context_.layout.weight_bytes, grain),
+          state_bytes_, workspace_bytes_};
 }
 
 }  // namespace dmuon::server
