@@ -261,7 +261,7 @@ void MeasureInProcess(Shared& shared, std::string& kernel) {
 }
 
 double GrpcCallsPerStep() {
-  dmuon::testing::DaemonProcess daemon(DMUOND_PROGRAM);
+  dmuon::testing::DaemonProcess daemon(dmuon::testing::Program("dmuond"));
   auto ranks = dmuon::testing::StartAll(daemon.endpoint(), {.world = kRanks});
   Check(dmuon::testing::TrainAll(ranks, 5));
   uint64_t before = 0, after = 0;

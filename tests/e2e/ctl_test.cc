@@ -20,7 +20,7 @@ class Ctl : public E2eTest {
  protected:
   using E2eTest::E2eTest;
   ChildProcess Run(std::vector<std::string> arguments, const SpawnOptions& options = {}) {
-    arguments.insert(arguments.begin(), {DMUONCTL_PROGRAM, "--endpoint", endpoint()});
+    arguments.insert(arguments.begin(), {Program("dmuonctl"), "--endpoint", endpoint()});
     return ChildProcess(arguments, options);
   }
   // Its stdout, and its exit code is 0.
@@ -162,7 +162,7 @@ TEST_F(Ctl, ExitCodesAreTheDocumentedOnes) {
 TEST_F(Ctl, NoDaemonIsExplained) {
   const TemporaryDirectory nothing;
   const std::string log = daemon().directory() + "/ctl-error";
-  ChildProcess ctl({DMUONCTL_PROGRAM, "--endpoint", nothing.path(), "status"},
+  ChildProcess ctl({Program("dmuonctl"), "--endpoint", nothing.path(), "status"},
                    {.stderr_path = log});
   EXPECT_EQ(ctl.Wait(), 2);
   ChildProcess cat({"/bin/cat", log});
@@ -185,7 +185,7 @@ class SharedCtl : public Ctl {
 TEST_F(SharedCtl, AnotherUserSeesTheDaemonAndMayNotDrainIt) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can run as another user";
   const std::string copy = daemon().directory() + "/dmuonctl";
-  std::filesystem::copy_file(DMUONCTL_PROGRAM, copy);
+  std::filesystem::copy_file(Program("dmuonctl"), copy);
   ChildProcess drain({copy, "--endpoint", endpoint(), "drain"},
                      {.uid = 12345, .stderr_path = "/dev/null"});
   EXPECT_EQ(drain.Wait(), 7);

@@ -89,8 +89,8 @@ TEST(CudaClose, ADriverThatDoesNotCloseHoldsUpNobodyElse) {
   {
     const ScopedEnvironment scope(
         Environment{{"DMUON_FAKE_CUDA_FAULTS", "cudaIpcCloseMemHandle:1+=block(3s)"}});
-    daemon =
-        std::make_unique<DaemonProcess>(DMUOND_PROGRAM, std::vector<std::string>{"--backend=cuda"});
+    daemon = std::make_unique<DaemonProcess>(Program("dmuond"),
+                                             std::vector<std::string>{"--backend=cuda"});
   }
   auto other = Trainer::Start(daemon->endpoint(), {.job = "other"}, 0);
   ASSERT_TRUE(other.ok()) << other.status();

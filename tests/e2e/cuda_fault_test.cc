@@ -43,7 +43,7 @@ class CudaFault : public ::testing::Test {
     ASSERT_EQ(bystander_.ReadLine(), "step 1");
   }
   std::vector<std::string> Trainer(const std::string& mode, const std::string& job) const {
-    return {TRAINER_PROGRAM, mode, directory_.path() + "/run", job, "1", "0"};
+    return {Program("e2e_trainer"), mode, directory_.path() + "/run", job, "1", "0"};
   }
   Held Now() const {
     const FakeCudaCounters c = counters_();

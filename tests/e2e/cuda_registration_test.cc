@@ -190,11 +190,11 @@ void ExpectOnce(const Environment& environment, const std::string& text) {
   std::unique_ptr<DaemonProcess> daemon;
   {
     const ScopedEnvironment scope(environment);
-    daemon =
-        std::make_unique<DaemonProcess>(DMUOND_PROGRAM, std::vector<std::string>{"--backend=cuda"});
+    daemon = std::make_unique<DaemonProcess>(Program("dmuond"),
+                                             std::vector<std::string>{"--backend=cuda"});
   }
   const std::string said =
-      ChildProcess({TRAINER_PROGRAM, "once", daemon->endpoint(), "job", "1", "0"}).ReadAll();
+      ChildProcess({Program("e2e_trainer"), "once", daemon->endpoint(), "job", "1", "0"}).ReadAll();
   EXPECT_THAT(said, HasSubstr(text));
 }
 
@@ -209,7 +209,7 @@ TEST(CudaPlace, WhatKeepsADaemonFromMappingIsSaidAtAttach) {
 TEST(CudaPlace, RanksOnDevicesWithoutPeerAccessAreToldWhatIsNotBuilt) {
   const ScopedEnvironment scope(
       Environment{{"DMUON_FAKE_CUDA_PEERS", "none"}, {"DMUON_TEST_DEVICES", "2"}});
-  DaemonProcess daemon(DMUOND_PROGRAM, {"--backend=cuda"});
+  DaemonProcess daemon(Program("dmuond"), {"--backend=cuda"});
   const auto results = OnRanks(2, [&](int rank) {
     return Trainer::Start(daemon.endpoint(), {.job = "apart", .world = 2}, rank).status();
   });

@@ -23,7 +23,7 @@ std::vector<std::string> Flags(std::vector<std::string> flags) {
 
 E2eTest::E2eTest(const Options& options)
     : options_(options),
-      daemon_(std::make_unique<DaemonProcess>(DMUOND_PROGRAM, Flags(options.daemon_flags),
+      daemon_(std::make_unique<DaemonProcess>(Program("dmuond"), Flags(options.daemon_flags),
                                               options.shared)) {}
 
 E2eTest::~E2eTest() = default;
@@ -93,8 +93,8 @@ v1::SessionSummary E2eTest::Summary(const std::string& name) {
 std::string E2eTest::HelperProgram() const {
   const std::string path = daemon_->directory() + "/trainer";
   std::error_code error;
-  std::filesystem::copy_file(TRAINER_PROGRAM, path, std::filesystem::copy_options::skip_existing,
-                             error);
+  std::filesystem::copy_file(Program("e2e_trainer"), path,
+                             std::filesystem::copy_options::skip_existing, error);
   return path;
 }
 

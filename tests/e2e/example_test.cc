@@ -10,7 +10,7 @@ class Example : public E2eTest, public ::testing::WithParamInterface<int> {};
 
 TEST_P(Example, TrainsAndItsLossFalls) {
   ChildProcess trainer(
-      {TRAIN_MLP_PROGRAM, "--endpoint", endpoint(), "--world", std::to_string(GetParam())});
+      {Program("train_mlp"), "--endpoint", endpoint(), "--world", std::to_string(GetParam())});
   const std::string output = trainer.ReadAll();
   EXPECT_EQ(trainer.Wait(), 0) << output;
   std::vector<double> losses;

@@ -167,7 +167,7 @@ class TooBig : public Formation {
  protected:
   TooBig()
       : Formation(
-            Options{.daemon_flags = {"--max-session-bytes", "1000000", "--max-sessions", "2"}}) {}
+            Options{.daemon_flags = {"--max-session-bytes", "10000000", "--max-sessions", "2"}}) {}
 };
 
 TEST_F(TooBig, ASessionOverTheLimitNamesTheBytesNeededAndThere) {
@@ -175,7 +175,7 @@ TEST_F(TooBig, ASessionOverTheLimitNamesTheBytesNeededAndThere) {
   table.parameters[0].shape = {1024, 1024};
   const absl::Status status = Trainer::Start(endpoint(), table, SmallOptimizer()).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("1000000"), HasSubstr("bytes")));
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("10000000"), HasSubstr("bytes")));
 }
 
 TEST_F(TooBig, ASessionTooManyNamesTheLimit) {
@@ -217,7 +217,7 @@ TEST_F(OtherUser, TheUserThatNobodyCanNameIsDenied) {
 }
 
 TEST_F(OtherUser, SocketsThatAreClosedToAUserSaySo) {
-  DaemonProcess closed(DMUOND_PROGRAM);
+  DaemonProcess closed(Program("dmuond"));
   ChildProcess other({HelperProgram(), "attach", closed.endpoint(), "job", "1", "0"},
                      {.uid = kOther});
   EXPECT_THAT(other.ReadAll(),

@@ -49,6 +49,10 @@ void Check(bool condition, const char* what) {
 
 }  // namespace
 
+std::string Program(const std::string& name) {
+  return (fs::read_symlink("/proc/self/exe").parent_path() / name).string();
+}
+
 bool Eventually(absl::FunctionRef<bool()> condition, absl::Duration patience) {
   const absl::Time end = absl::Now() + patience;
   while (!condition()) {

@@ -21,6 +21,9 @@ inline constexpr absl::Duration kPatience = absl::Seconds(60);
 // Polls until `condition` or `patience`; what it returned last.
 bool Eventually(absl::FunctionRef<bool()> condition, absl::Duration patience = kPatience);
 
+// A program of this project: beside the one that runs, wherever both were put.
+std::string Program(const std::string& name);
+
 struct SpawnOptions {
   std::optional<uid_t> uid;  // in our group; needs root
   std::string stderr_path;   // "" = ours
