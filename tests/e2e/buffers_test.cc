@@ -85,6 +85,7 @@ class Buffers : public E2eTest {
 };
 
 TEST_F(Buffers, ALyingSizeOrOffsetIsRefusedWithTheTrueOne) {
+  if (OnDevice()) GTEST_SKIP() << "of sealed memory";
   Configure("lying");
   const auto refused = [&](const std::function<void(v1::RegisterBuffersRequest&)>& lie) {
     v1::RegisterBuffersRequest request = TrueRequest();
@@ -115,6 +116,7 @@ TEST_F(Buffers, ALyingSizeOrOffsetIsRefusedWithTheTrueOne) {
 }
 
 TEST_F(Buffers, AnArenaCannotBeShrunkGrownOrUnsealed) {
+  if (OnDevice()) GTEST_SKIP() << "of sealed memory";
   Configure("shrink");
   for (ArenaKind kind : {ArenaKind::kControl, ArenaKind::kGrad, ArenaKind::kWeight}) {
     const auto arena = connection_->impl().attach->Fetch(session_->impl().id, 0, kind);

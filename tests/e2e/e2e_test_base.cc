@@ -28,6 +28,11 @@ E2eTest::E2eTest(const Options& options)
 
 E2eTest::~E2eTest() = default;
 
+bool E2eTest::OnDevice() {
+  const char* backend = std::getenv("DMUON_TEST_BACKEND");
+  return backend != nullptr && std::string(backend) != "cpu";
+}
+
 void E2eTest::SetUp() {
   if (!options_.bystander) return;
   // What the daemon makes once and keeps (threads, pools) is there after a first session.

@@ -31,6 +31,8 @@ class E2eTest : public ::testing::Test {
   void SetUp() override;
   // The daemon lives, the bystander steps, all other sessions are gone, and the daemon holds what it held before.
   void TearDown() override;
+  // Whether the daemon computes on a device (DMUON_TEST_BACKEND): what only the host's memory has is skipped there.
+  static bool OnDevice();
   // For a test that ends the daemon itself.
   void NoDaemonLeft() { daemon_ends_ = true; }
 
