@@ -95,8 +95,9 @@ struct DeviceStream {
 };
 
 struct PlacementEntry {
-  int owner = 0;    // rank whose slot holds the state
-  double cost = 0;  // Newton-Schulz and bytes: seconds where the daemon's machine was calibrated, else FLOPs
+  int owner = 0;  // rank whose slot holds the state
+  double cost =
+      0;  // Newton-Schulz and bytes: seconds where the daemon's machine was calibrated, else FLOPs
 };
 
 struct Placement {

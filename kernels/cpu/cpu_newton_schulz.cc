@@ -150,7 +150,8 @@ absl::StatusOr<std::unique_ptr<NewtonSchulz>> PlanOnCpu(const KernelTable& kerne
                                                         int64_t rows, int64_t cols) {
   if (options.iteration_dtype == Dtype::kF16 && !options.deterministic) {
     return absl::UnimplementedError(
-        "Newton-Schulz: iteration dtype fp16 is not built on the cpu backend; ask for bf16 or fp32, or "
+        "Newton-Schulz: iteration dtype fp16 is not built on the cpu backend; ask for bf16 or "
+        "fp32, or "
         "for none");
   }
   const NsForm form = ChooseForm(options, rows, cols);
