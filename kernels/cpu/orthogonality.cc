@@ -39,7 +39,6 @@ Sample Choose(int64_t m, int64_t neighbours) {
 // The sampled columns of `rows` rows, each contiguous.
 void GatherColumns(const float* o, int64_t cols, int64_t rows, const Sample& sample, float* to) {
   typedef float Four __attribute__((vector_size(16)));
-  typedef int Order __attribute__((vector_size(16)));
   for (int64_t i = 0; i < sample.count; i += kNeighbours) {
     const float* from = o + sample.at[i];
     float* column = to + i * kPitch;
@@ -47,14 +46,14 @@ void GatherColumns(const float* o, int64_t cols, int64_t rows, const Sample& sam
     for (; sample.count % kNeighbours == 0 && k + 4 <= rows; k += 4) {
       Four row[4];
       for (int r = 0; r < 4; ++r) std::memcpy(&row[r], from + (k + r) * cols, sizeof(Four));
-      const Four low01 = __builtin_shuffle(row[0], row[1], Order{0, 4, 1, 5});
-      const Four low23 = __builtin_shuffle(row[2], row[3], Order{0, 4, 1, 5});
-      const Four high01 = __builtin_shuffle(row[0], row[1], Order{2, 6, 3, 7});
-      const Four high23 = __builtin_shuffle(row[2], row[3], Order{2, 6, 3, 7});
-      const Four columns[4] = {__builtin_shuffle(low01, low23, Order{0, 1, 4, 5}),
-                               __builtin_shuffle(low01, low23, Order{2, 3, 6, 7}),
-                               __builtin_shuffle(high01, high23, Order{0, 1, 4, 5}),
-                               __builtin_shuffle(high01, high23, Order{2, 3, 6, 7})};
+      const Four low01 = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5);
+      const Four low23 = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5);
+      const Four high01 = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7);
+      const Four high23 = __builtin_shufflevector(row[2], row[3], 2, 6, 3, 7);
+      const Four columns[4] = {__builtin_shufflevector(low01, low23, 0, 1, 4, 5),
+                               __builtin_shufflevector(low01, low23, 2, 3, 6, 7),
+                               __builtin_shufflevector(high01, high23, 0, 1, 4, 5),
+                               __builtin_shufflevector(high01, high23, 2, 3, 6, 7)};
       for (int c = 0; c < 4; ++c) std::memcpy(column + c * kPitch + k, &columns[c], sizeof(Four));
     }
     for (; k < rows; ++k) {

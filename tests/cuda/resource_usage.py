@@ -1,5 +1,5 @@
-"""Reads what ptxas gave each kernel of libdmuon_cuda.so. A kernel that spills, or indexes registers in a way that puts an
-array into memory, passes over memory twice: none may.
+"""Reads what ptxas gave each kernel of libdmuon_cuda.so. A kernel that spills, or indexes registers in a way that puts
+an array into memory, passes over memory twice: none may.
 
 usage: resource_usage.py libdmuon_cuda.so ARCHITECTURE ...    exit 77: there is no cuobjdump here
 """
