@@ -27,6 +27,7 @@ enum StepFlags : uint32_t {
   kFoundInf = 1u << 0,  // this rank saw a non-finite gradient elsewhere (FSDP2 shards, GradScaler)
 };
 
+// A field that its type does not use is 0; `generation` is the slot's in every record.
 struct Record {
   RecordType type = RecordType::kUnspecified;
   uint32_t boundary = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <utility>
 #include <vector>
@@ -166,6 +167,12 @@ class Muon final : public Update {
 };
 
 }  // namespace
+
+double LargestGradient(double momentum) {
+  // With mu = 1 nothing bounds M; a thousand steps of the largest gradient are allowed for.
+  const double share = std::max(1 - std::abs(momentum), 1e-3);
+  return share * static_cast<double>(std::numeric_limits<float>::max()) / 4;
+}
 
 double Scale(AdjustLr adjust, int64_t out, int64_t in) {
   const double ratio = static_cast<double>(out) / static_cast<double>(in);

@@ -71,6 +71,10 @@ absl::StatusOr<std::unique_ptr<Update>> MakeAdamw(kernels::Backend& backend,
                                                   const Parameter& parameter,
                                                   const OptimizerSpec& spec, ParameterState& state);
 
+// The 2-norm of a gradient up to which a muon parameter's momentum and U stay finite in fp32, whatever came before under
+// the same bound: |M| <= max / 4 is kept by mu M + G, and U = G + mu M is less than max.
+double LargestGradient(double momentum);
+
 // The scale s of a muon update of an out x in block.
 double Scale(AdjustLr adjust, int64_t out, int64_t in);
 

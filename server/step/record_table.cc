@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 
@@ -10,6 +12,27 @@ namespace dmuon::server {
 namespace {
 
 constexpr uint32_t kMaxMicros = 0xfffe;  // a mark has 16 bits for micro + 1
+
+// A field that a type does not use is zero: what it says there is for a later version of the page.
+absl::Status CheckUnused(const wire::Record& r) {
+  const bool ready = r.type == wire::RecordType::kGradsReady;
+  const bool step = r.type == wire::RecordType::kStep;
+  const bool materialize = r.type == wire::RecordType::kMaterialize;
+  const bool release = r.type == wire::RecordType::kRelease;
+  const std::pair<const char*, bool> fields[] = {
+      {"boundary", ready || materialize || release || r.boundary == 0},
+      {"step", step || r.step == 0},
+      {"micro", ready || step || r.micro == 0},
+      {"flags", step || r.flags == 0},
+      {"max_norm", step || r.max_norm == 0},
+      {"ticket", materialize || r.ticket == 0}};
+  for (const auto& [field, good] : fields) {
+    if (!good)
+      return absl::InvalidArgumentError(
+          absl::StrCat(field, ": expected 0 in a record that does not use it"));
+  }
+  return absl::OkStatus();
+}
 
 template <typename T>
 absl::Status Mismatch(const char* field, T expected, T given) {
@@ -54,6 +77,7 @@ absl::Status RecordTable::CheckCommon(const wire::Record& record) const {
 
 absl::Status RecordTable::Accept(const wire::Record& record) {
   RETURN_IF_ERROR(CheckCommon(record));
+  RETURN_IF_ERROR(CheckUnused(record));
   switch (record.type) {
     case wire::RecordType::kGradsReady: return GradsReady(record);
     case wire::RecordType::kStep: return Step(record);

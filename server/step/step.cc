@@ -191,15 +191,27 @@ absl::StatusOr<Step::Judged> Step::Judge(Reduced) {
     if (context_.table.parameters[p].route == Route::kMuon) total += norms_squared_[p];
   }
   judged.total_norm = std::sqrt(total);
+  if (!MomentumHolds(judged)) judged.finite = false;
   report_.verdict = Since(start);
   if (!judged.finite && context_.optimizer.nonfinite == Nonfinite::kError) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("step %d: a gradient is not finite, and the policy for that is 'error'; "
-                        "nothing was changed",
-                        report_.step));
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "step %d: a gradient is not finite, or too large for momentum in fp32, and the policy for "
+        "that is 'error'; nothing was changed",
+        report_.step));
   }
   if (context_.optimizer.nonfinite == Nonfinite::kApply) judged.finite = true;
   return judged;
+}
+
+// Whether every muon parameter's momentum stays finite with these gradients: finite ones of 1e38 would make it NaN for good.
+bool Step::MomentumHolds(const Judged& judged) const {
+  const double clip = ClipCoefficient(judged.total_norm, judged.max_norm);
+  for (size_t p = 0; p < norms_squared_.size(); ++p) {
+    if (context_.table.parameters[p].route != Route::kMuon) continue;
+    const double momentum = hyper_[context_.optimizer.parameters[p].group].momentum;
+    if (clip * std::sqrt(norms_squared_[p]) > LargestGradient(momentum)) return false;
+  }
+  return true;
 }
 
 Step::Clipped Step::Clip(const Judged& judged) {

@@ -57,6 +57,7 @@ class Step {
   absl::StatusOr<Arrived> Gather(const wire::Record& record);
   absl::StatusOr<Reduced> Reduce(const Arrived& arrived);
   absl::StatusOr<Judged> Judge(Reduced reduced);
+  bool MomentumHolds(const Judged& judged) const;
   Clipped Clip(const Judged& judged);
   void Answer(const Clipped& clipped);
   Updated ComputeUpdate(size_t owned, const Clipped& clipped);

@@ -272,6 +272,29 @@ TEST_F(StepTest, AnInfOnOneRankSkipsTheStepOnAllAndKeepsStateBytes) {
   EXPECT_NE(Master(*trainers[0], 0), weight);
 }
 
+// 1e38 is finite, and 20 of them are not: momentum 0.95 sums as many.
+TEST_F(StepTest, AFiniteGradientThatMomentumCannotHoldSkipsTheStep) {
+  Trainers trainers = Start("large", 1);
+  ExpectAllOk(StepAll(trainers, 1));
+  const std::vector<float> weight = Master(*trainers[0], 0);
+  const auto step_with = [&](uint64_t step, float value, double max_norm) {
+    trainers[0]->SetGrad(0, std::vector<float>(weight.size(), value));
+    trainers[0]->Ready(0);
+    EXPECT_TRUE(trainers[0]->Step(step, 1, 0, max_norm).ok());
+    return trainers[0]->page().header().verdict.flags;
+  };
+  EXPECT_EQ(step_with(2, 1e37f, 0), wire::kSkippedNonfinite);
+  EXPECT_EQ(Master(*trainers[0], 0), weight);
+  // Clipping comes before momentum: what it leaves is small.
+  EXPECT_EQ(step_with(3, 1e37f, 1), wire::kApplied | wire::kClipped);
+  for (uint64_t step = 4; step < 80; ++step) {
+    ASSERT_EQ(step_with(step, 1e35f, 0), uint32_t{wire::kApplied}) << step;
+  }
+  for (float w : Master(*trainers[0], 0)) ASSERT_TRUE(std::isfinite(w));
+  for (float m : *trainers[0]->Read("layers.0.w", StateKind::kMomentum))
+    ASSERT_TRUE(std::isfinite(m));
+}
+
 TEST_F(StepTest, FoundInfElsewhereSkipsToo) {
   Trainers trainers = Start("found", 2);
   const std::vector<float> weight = Master(*trainers[0], 0);
@@ -386,6 +409,15 @@ TEST_F(StepTest, EveryWrongFieldOfARecordEndsThatSessionWithItsName) {
       {"epoch", [](wire::Record& r) { r.epoch = 9; }},
       {"table digest", [](wire::Record& r) { r.table_digest ^= 1; }},
       {"micro", [](wire::Record& r) { r.micro = 1; }},
+      {"step: expected 0", [](wire::Record& r) { r.step = 5; }},
+      {"flags: expected 0", [](wire::Record& r) { r.flags = 0xff; }},
+      {"max_norm: expected 0", [](wire::Record& r) { r.max_norm = 5; }},
+      {"max_norm: expected 0", [](wire::Record& r) { r.max_norm = std::nan(""); }},
+      {"ticket: expected 0", [](wire::Record& r) { r.ticket = 5; }},
+      {"boundary: expected 0",
+       [](wire::Record& r) { r.type = wire::RecordType::kStep, r.step = 1, r.boundary = 1; }},
+      {"micro: expected 0",
+       [](wire::Record& r) { r.type = wire::RecordType::kDiscard, r.micro = 1; }},
       {"windows", [](wire::Record& r) { r.type = wire::RecordType::kMaterialize; }},
       {"windows", [](wire::Record& r) { r.type = wire::RecordType::kRelease; }},
       {"PREPARE", [](wire::Record& r) { r.type = wire::RecordType::kPrepare; }}};
