@@ -61,6 +61,25 @@ def test_what_it_refuses():
         dmuon.NewtonSchulz(kernel="compile")
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool, torch.complex64])
+@pytest.mark.parametrize("function", [dmuon.newton_schulz, dmuon.gram_newton_schulz, dmuon.direct_newton_schulz])
+def test_a_dtype_that_it_cannot_compute_in_is_named_with_those_it_can(function, dtype):
+    accepted = "torch.float32, torch.bfloat16, torch.float16, torch.float64"
+    with pytest.raises(TypeError, match=f"{accepted}, got {dtype}"):
+        function(torch.ones(4, 4, dtype=dtype))
+
+
+def test_what_is_no_tensor_is_refused():
+    with pytest.raises(TypeError, match=r"torch\.Tensor, got ndarray"):
+        dmuon.newton_schulz(np.ones((4, 4)))
+
+
+@pytest.mark.parametrize("steps", [0, 33, 99, -1, True, 5.0])
+def test_steps_have_the_range_of_the_optimizer(steps):
+    with pytest.raises(ValueError, match=f"steps: expected 1 to 32, got {steps}"):
+        dmuon.newton_schulz(torch.eye(4), steps=steps)
+
+
 def test_the_environment_counts_only_for_auto(monkeypatch):
     monkeypatch.setenv("DMUON_NS_KERNEL", "cpu")
     assert dmuon.NewtonSchulz().kernel == "cpu"

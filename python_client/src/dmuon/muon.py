@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from dmuon import device, shard_adamw
 from dmuon.adoption import adopt, find_tensors, native_dtype
 from dmuon.context import DedicatedCommContext, require_ctx
-from dmuon.newton_schulz import NewtonSchulz
+from dmuon.newton_schulz import NewtonSchulz, check_steps
 
 _log = logging.getLogger("dmuon")
 
@@ -94,8 +94,7 @@ class Muon(torch.optim.Optimizer):
         model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
         _check_hyper("lr", lr, momentum=momentum, weight_decay=weight_decay)
         _check_hyper("adamw_lr", adamw_lr, weight_decay=adamw_weight_decay, betas=adamw_betas, eps=adamw_eps)
-        if isinstance(ns_steps, bool) or not isinstance(ns_steps, int) or not 1 <= ns_steps <= 32:
-            raise ValueError(f"ns_steps: expected 1 to 32, got {ns_steps!r}")
+        check_steps("ns_steps", ns_steps)
         ns = _newton_schulz(ns_backend)
         if adjust_lr not in _ADJUST_LR:
             raise ValueError(f"adjust_lr: expected one of {', '.join(_ADJUST_LR)}, got {adjust_lr!r}")

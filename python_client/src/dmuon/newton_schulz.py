@@ -32,6 +32,9 @@ YOU_COEFFICIENTS: list[list[float]] = [
     [2.8366, -3.0525, 1.2012],
 ]
 
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_MAX_STEPS = 32
+
 _KERNELS = ("auto", "cublas", "symmetric", "cpu")
 _ALIASES = {"quack": "symmetric", "cute_sm80": "symmetric"}
 _GPU_ONLY = ("symmetric",)
@@ -78,11 +81,18 @@ class NewtonSchulz:
 
     def local(self, G: torch.Tensor, steps: int = 5) -> torch.Tensor:
         """NS(G) in this process."""
+        check_steps("steps", steps)
         return _run(G, self.native(steps))
 
     def __repr__(self) -> str:
         kind = "polar_express" if self.coefficients is None else "custom"
         return f"NewtonSchulz(backend={self.backend!r}, kernel={self.kernel!r}, coefficients={kind})"
+
+
+def check_steps(argument: str, steps: object) -> None:
+    """What ``argument`` takes, here and in ``dmuon.Muon``."""
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= _MAX_STEPS:
+        raise ValueError(f"{argument}: expected 1 to {_MAX_STEPS}, got {steps!r}")
 
 
 def _resolve_kernel(kernel: str) -> str:
@@ -111,6 +121,11 @@ def _check_coefficients(coefficients: Coefficients | None) -> list[tuple[float, 
 def _run(G: torch.Tensor, options: Any) -> torch.Tensor:
     from dmuon import _native
 
+    if not isinstance(G, torch.Tensor):
+        raise TypeError(f"Newton-Schulz needs a torch.Tensor, got {type(G).__name__}")
+    if G.dtype not in _DTYPES:
+        accepted = ", ".join(str(d) for d in _DTYPES)
+        raise TypeError(f"Newton-Schulz needs one of {accepted}, got {G.dtype}")
     if G.ndim < 2:
         raise ValueError(f"Newton-Schulz needs a matrix, got shape {tuple(G.shape)}")
     if G.numel() == 0:
@@ -138,7 +153,7 @@ def gram_newton_schulz(
 ) -> torch.Tensor:
     """The approximate polar factor of a matrix (or of each matrix of a batch) by the gram form where it pays.
 
-    Any floating point dtype in, the same dtype and shape out; ``G`` keeps its values.
+    fp32, bf16, fp16 or fp64 in, the same dtype and shape out; ``G`` keeps its values. ``steps``: 1 to 32.
     """
     _check_eps(eps)
     return NewtonSchulz("gram", "auto", coefficients, restart_iterations, deterministic).local(G, steps)
