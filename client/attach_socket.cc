@@ -61,7 +61,7 @@ absl::StatusOr<std::unique_ptr<AttachSocket>> AttachSocket::Open(const Endpoint&
                                                                  absl::Duration timeout) {
   ASSIGN_OR_RETURN(UniqueFd fd,
                    ConnectUnix(endpoint, endpoint.attach_path(), SOCK_SEQPACKET, timeout));
-  std::unique_ptr<AttachSocket> attach(new AttachSocket(endpoint, std::move(fd)));
+  std::unique_ptr<AttachSocket> attach(new AttachSocket(endpoint, std::move(fd), timeout));
   attach->OpenPidfd();
   wire::AttachFrame hello;
   hello.type = wire::AttachType::kHello;
@@ -116,6 +116,7 @@ absl::StatusOr<wire::AttachFrame> AttachSocket::Exchange(const wire::AttachFrame
     sent = send(socket_.get(), &request, sizeof(request), MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
   // A daemon that refuses us may have hung up already; what it said before that is there to be read.
+  if (sent < 0 && errno == EAGAIN) return NoAnswerError(endpoint_, timeout_);
   if (sent != sizeof(request) && errno != EPIPE && errno != ECONNRESET) {
     return absl::UnavailableError(absl::StrFormat("%s: sending %s: %s", endpoint_.attach_path(),
                                                   Name(request.type), strerror(errno)));
@@ -133,10 +134,12 @@ absl::StatusOr<wire::AttachFrame> AttachSocket::Exchange(const wire::AttachFrame
     received = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
   } while (received < 0 && errno == EINTR);
   if (received <= 0) {
+    const int error = errno;
     RETURN_IF_ERROR(CheckAlive());
+    if (received < 0 && error == EAGAIN) return NoAnswerError(endpoint_, timeout_);
     return absl::UnavailableError(absl::StrFormat(
         "%s: waiting for the answer to %s: %s", endpoint_.attach_path(), Name(request.type),
-        received == 0 ? "the daemon hung up" : strerror(errno)));
+        received == 0 ? "the daemon hung up" : strerror(error)));
   }
   UniqueFd descriptor = TakeDescriptor(message);
   if (received != sizeof(answer) || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 ||

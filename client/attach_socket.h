@@ -51,8 +51,8 @@ class AttachSocket {
   void Abandon();
 
  private:
-  AttachSocket(Endpoint endpoint, UniqueFd socket)
-      : endpoint_(std::move(endpoint)), socket_(std::move(socket)) {}
+  AttachSocket(Endpoint endpoint, UniqueFd socket, absl::Duration timeout)
+      : endpoint_(std::move(endpoint)), timeout_(timeout), socket_(std::move(socket)) {}
 
   // Sends a frame and receives its answer; ERROR becomes its status. `fd` gets a descriptor that
   // came along.
@@ -61,7 +61,8 @@ class AttachSocket {
   void OpenPidfd();
 
   const Endpoint endpoint_;
-  absl::Mutex mu_;  // one exchange at a time
+  const absl::Duration timeout_;  // of an answer
+  absl::Mutex mu_;                // one exchange at a time
   UniqueFd socket_;
   UniqueFd pidfd_;  // of the daemon; not valid when it is in another pid namespace
   pid_t daemon_pid_ = 0;

@@ -54,10 +54,22 @@ absl::Status ConnectError(const Endpoint& endpoint, const std::string& path, int
         "directory %s, or name another daemon with DMUON_ENDPOINT",
         path, geteuid(), strerror(error), endpoint.directory));
   }
+  if (error == ENOTDIR) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("endpoint '%s': expected the directory that holds the sockets, such as "
+                        "/run/dmuon, got something that is not a directory",
+                        endpoint.directory));
+  }
   return absl::UnavailableError(absl::StrFormat(
       "no daemon answers at %s (%s): start one with `dmuond --socket-dir %s` or `systemctl start "
       "dmuond`, or set DMUON_ENDPOINT to the socket directory of a running one",
       path, strerror(error), endpoint.directory));
+}
+
+absl::Status NoAnswerError(const Endpoint& endpoint, absl::Duration timeout) {
+  return absl::DeadlineExceededError(absl::StrFormat("the daemon at %s did not answer within %s",
+                                                     endpoint.directory,
+                                                     absl::FormatDuration(timeout)));
 }
 
 absl::StatusOr<UniqueFd> ConnectUnix(const Endpoint& endpoint, const std::string& path, int type,
@@ -77,6 +89,7 @@ absl::StatusOr<UniqueFd> ConnectUnix(const Endpoint& endpoint, const std::string
   do {
     result = connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
   } while (result != 0 && errno == EINTR);
+  if (result != 0 && errno == EAGAIN) return NoAnswerError(endpoint, timeout);
   if (result != 0) return ConnectError(endpoint, path, errno);
   return fd;
 }

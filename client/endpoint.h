@@ -32,6 +32,8 @@ absl::StatusOr<UniqueFd> ConnectUnix(const Endpoint& endpoint, const std::string
 
 // What ConnectUnix says for `error`, an errno.
 absl::Status ConnectError(const Endpoint& endpoint, const std::string& path, int error);
+// A daemon is there, and says nothing: it is stopped, or has too much to do.
+absl::Status NoAnswerError(const Endpoint& endpoint, absl::Duration timeout);
 
 }  // namespace dmuon::client
 

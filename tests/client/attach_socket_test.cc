@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "absl/synchronization/notification.h"
 #include "tests/client/fake_daemon.h"
 
 namespace dmuon::client {
@@ -98,6 +99,19 @@ TEST_F(AttachSocketTest, AShortFrameIsRefused) {
 TEST_F(AttachSocketTest, AHangUpInsteadOfAWelcomeIsUnavailable) {
   FakeAttachServer server(endpoint_, [](const AttachFrame&) { return Answer{.hang_up = true}; });
   EXPECT_EQ(Open().status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(AttachSocketTest, ADaemonThatSaysNothingIsADeadlineThatSaysSo) {
+  absl::Notification over;
+  FakeAttachServer server(endpoint_, [&over](const AttachFrame& frame) {
+    over.WaitForNotification();
+    return Welcome(frame);
+  });
+  const auto status =
+      AttachSocket::Open(endpoint_, "uuid-of-a-client", absl::Milliseconds(100)).status();
+  over.Notify();
+  EXPECT_EQ(status, absl::DeadlineExceededError("the daemon at " + directory_.path() +
+                                                " did not answer within 100ms"));
 }
 
 TEST_F(AttachSocketTest, FetchesAnArenaWithOneDescriptor) {

@@ -55,6 +55,16 @@ TEST(Connect, NoDaemonIsUnavailableAndSaysWhereAndHowToStartOne) {
                     HasSubstr("systemctl"), HasSubstr("DMUON_ENDPOINT")));
 }
 
+TEST(Connect, ASocketInPlaceOfItsDirectoryIsNamedSo) {
+  const TemporaryDirectory directory;
+  const FakeAttachServer server(Endpoint{directory.path()}, Welcome);
+  const std::string socket = directory.path() + "/attach.sock";
+  const auto status = Connection::Open(socket).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("'" + socket + "'"), HasSubstr("expected the directory that holds")));
+}
+
 TEST(Connect, ASocketThatADeadDaemonLeftIsUnavailable) {
   const TemporaryDirectory directory;
   const Endpoint endpoint{directory.path()};
