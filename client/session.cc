@@ -221,6 +221,10 @@ size_t Checked(int index, size_t count, const char* what) {
 
 }  // namespace
 
+int Session::parameters() const { return static_cast<int>(impl_->grad_offset.size()); }
+int Session::boundaries() const { return static_cast<int>(impl_->window.size()); }
+int Session::groups() const { return static_cast<int>(impl_->page.groups().size()); }
+
 std::byte* Session::grad(int parameter) const {
   return impl_->grad_base +
          impl_->grad_offset[Checked(parameter, impl_->grad_offset.size(), "parameter")];

@@ -16,8 +16,22 @@
 //
 // Threads: a Connection may be used from any thread. A Session may be used from several (autograd's and the main one),
 // except that Step, Discard, Configure, Start and Close come from one thread at a time. Waits hold no lock.
-// Errors are absl::Status; after FAILED_PRECONDITION or INVALID_ARGUMENT from Step nothing has changed and the same step
-// can be tried again with new gradients. After UNAVAILABLE or ABORTED the session is lost.
+// Errors are absl::Status. What a trainer may do after each from Step:
+//
+//   INVALID_ARGUMENT     values that are out of range, or differ between ranks (groups, max_norm): set them right
+//   FAILED_PRECONDITION  ranks differ in their backward passes or discards, or a gradient is not finite and the policy is
+//                        kError; also what is called in the wrong order
+//   DEADLINE_EXCEEDED    the rank(s) named did not come within the daemon's step_timeout
+//   ABORTED              this rank came to a step that the others had given up; or a rank is gone, which it names. Then
+//                        every later attempt fails at once, with ABORTED or UNAVAILABLE: close the session
+//   UNAVAILABLE          the daemon is dead or drained, or the session has failed: the session is lost
+//   CANCELLED            the interrupt check ended the wait, or the session has ended: the session is lost
+//   anything else        a fault of the daemon or its device: the session is lost
+//
+// After the first four nothing has changed, and the gradients of this step are dropped on all ranks: run the backward
+// again, and step; the id is the same. Only what Step refuses before it sends anything (max_norm out of range) leaves
+// them where they are. A rank that got DEADLINE_EXCEEDED and the late one that gets ABORTED meet again in the next
+// attempt. Of a lost session nothing but Close is left to call.
 // Memory: shapes are logical and row-major; bytes of fp32 are little endian. Nothing here allocates in a steady step.
 #ifndef DMUON_CLIENT_DMUON_CLIENT_H_
 #define DMUON_CLIENT_DMUON_CLIENT_H_
@@ -171,8 +185,9 @@ class Session;
 
 class Connection {
  public:
-  // Connects and attaches. `endpoint`: a directory of sockets, with or without "unix:". UNAVAILABLE: no daemon answers
-  // there, with what to do about it; PERMISSION_DENIED: the sockets are not for this user.
+  // Connects and attaches. `endpoint`: a directory of sockets, with or without "unix:". UNAVAILABLE: no daemon is
+  // there, with what to do about it; DEADLINE_EXCEEDED: one is, and did not answer within `timeout`; PERMISSION_DENIED:
+  // the sockets are not for this user; INVALID_ARGUMENT: `endpoint` is no directory.
   static absl::StatusOr<std::unique_ptr<Connection>> Open(
       const std::string& endpoint, absl::Duration timeout = absl::Seconds(5));
   ~Connection();
@@ -212,6 +227,11 @@ class Session {
   absl::Status Configure(OptimizerOptions options);
   // Collective: READY after it; weights of the last committed step are published.
   absl::Status Start();
+
+  // How many indices the calls below take: those of the table and of the groups, 0 before Configure.
+  int parameters() const;
+  int boundaries() const;
+  int groups() const;
 
   // Views into the arenas, valid from Configure until the session is destroyed. Z3: a weight is valid between
   // Materialize and Release of its boundary. REQUIRES, here and below: an index of the table, after Configure.

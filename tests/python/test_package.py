@@ -111,6 +111,53 @@ def theirs():
 """
 
 
+def native_session(connection, job):
+    from dmuon import _native
+
+    return connection.open_session(
+        _native.OpenOptions(
+            job=job, rank=0, mesh=_native.Mesh(), reshard_after_forward=False,
+            boundaries=[_native.Boundary("")],
+            parameters=[_native.Parameter("w", [4, 4], _native.Route.MUON, 0)],
+        )
+    )  # fmt: skip
+
+
+INDEXED = {
+    "grad": (lambda s, i: s.grad(i, 64), "parameter"),
+    "weight": (lambda s, i: s.weight(i, 64), "parameter"),
+    "window": (lambda s, i: s.window(i), "boundary"),
+    "ready": (lambda s, i: s.ready(0, [i]), "present"),
+    "set_hyper": (lambda s, i: s.set_hyper(i, 0.1, 0.0), "group"),
+}
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_an_index_out_of_range_is_an_index_error_and_the_session_goes_on(daemon, name):
+    from dmuon import _native
+
+    call, what = INDEXED[name]
+    session = native_session(_native.Connection.open(daemon.endpoint), "indexed-" + name)
+    with pytest.raises(IndexError, match=f"{what}: the session is not configured yet, got 0"):
+        call(session, 0)
+    session.configure(
+        _native.OptimizerOptions(
+            groups=[_native.Group("g", _native.Route.MUON)],
+            parameters=[_native.ParameterConfig(_native.Dtype.F32, _native.Dtype.F32, 0)],
+            newton_schulz=_native.NewtonSchulzOptions(
+                form=_native.NsForm.DIRECT, steps=5, coefficients=[], restarts=None, deterministic=False
+            ),
+            nesterov=True, adjust_lr=_native.AdjustLr.NONE, nonfinite=_native.Nonfinite.SKIP,
+        )
+    )  # fmt: skip
+    session.start()
+    for index in (1, 99, -1):
+        with pytest.raises(IndexError, match=f"{what}: expected 0 to 0, got {index}"):
+            call(session, index)
+    call(session, 0)
+    session.close()
+
+
 @pytest.mark.parametrize("order", ["ours first", "theirs first"])
 def test_it_lives_beside_grpcio_and_protobuf(daemon, order):
     head = f"ENDPOINT, ORDER = {daemon.endpoint!r}, {order!r}\n"

@@ -1,4 +1,10 @@
-"""What goes wrong, as exceptions."""
+"""What goes wrong, as exceptions.
+
+From a step: after ``ValueError`` (values out of range, or other ones on another rank), ``DMuonError`` with code 9 (ranks differ in
+their backward passes, or a gradient is not finite and ``nonfinite="error"``), ``TimeoutError`` (the rank named did not
+come within the daemon's step_timeout) and ``StepAborted`` nothing has changed, and the gradients are dropped on all
+ranks: run the backward again and step. After every other one the session is lost.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +16,16 @@ class DMuonError(RuntimeError):
 
 
 class DaemonUnavailable(DMuonError):
-    """No daemon answers, or it is going away. The session is lost."""
+    """No daemon is there, or it is going away, or the session has failed. The session is lost."""
 
 
 class StepAborted(DMuonError):
-    """The step died elsewhere (another rank, another daemon); nothing changed here."""
+    """The step died elsewhere; nothing changed here.
+
+    Either this rank came to a step that the others had given up (they got ``TimeoutError``): run the backward again and
+    step. Or a rank is gone, which the message names: then the next attempt fails at once, with this or with
+    ``DaemonUnavailable``, and the session is lost.
+    """
 
 
 # By absl::StatusCode. Python's own exception where it has one for the same thing.

@@ -68,6 +68,15 @@ client::DeviceStream ToStream(uintptr_t number) {
   return {reinterpret_cast<void*>(number)};  // NOLINT(performance-no-int-to-ptr): what torch has
 }
 
+// Of the table or the groups: the library ends the process at an index that is not in it.
+void CheckIndex(const char* what, int index, int count) {
+  if (index >= 0 && index < count) return;
+  const std::string range = count == 0 ? "the session is not configured yet"
+                                       : "expected 0 to " + std::to_string(count - 1);
+  throw nb::index_error(
+      (std::string(what) + ": " + range + ", got " + std::to_string(index)).c_str());
+}
+
 nb::object Own(std::vector<std::byte> data) {
   auto owner = std::make_unique<std::vector<std::byte>>(std::move(data));
   std::byte* bytes = owner->data();
@@ -245,16 +254,26 @@ void BindSession(nb::module_& m) {
       .def(
           "grad",
           [](nb::handle_t<Session> s, int parameter, size_t bytes) {
-            return View(s, nb::cast<Session&>(s).grad(parameter), bytes);
+            const auto& session = nb::cast<Session&>(s);
+            CheckIndex("parameter", parameter, session.parameters());
+            return View(s, session.grad(parameter), bytes);
           },
           "parameter"_a, "bytes"_a)
       .def(
           "weight",
           [](nb::handle_t<Session> s, int parameter, size_t bytes) {
-            return View(s, nb::cast<Session&>(s).weight(parameter), bytes);
+            const auto& session = nb::cast<Session&>(s);
+            CheckIndex("parameter", parameter, session.parameters());
+            return View(s, session.weight(parameter), bytes);
           },
           "parameter"_a, "bytes"_a)
-      .def("window", &Session::window, "boundary"_a)
+      .def(
+          "window",
+          [](const Session& s, int boundary) {
+            CheckIndex("boundary", boundary, s.boundaries());
+            return s.window(boundary);
+          },
+          "boundary"_a)
       .def(
           "wait_weights",
           [](Session& s, int boundary) { Call([&] { return s.WaitWeights(boundary); }); },
@@ -280,6 +299,7 @@ void BindSession(nb::module_& m) {
       .def(
           "ready",
           [](Session& s, int boundary, const std::vector<int>& present, StreamNumber stream) {
+            for (int parameter : present) CheckIndex("present", parameter, s.parameters());
             Call([&] {
               for (int parameter : present) s.SetPresent(parameter);
               return stream.has_value() ? s.Ready(boundary, ToStream(*stream)) : s.Ready(boundary);
@@ -293,6 +313,7 @@ void BindSession(nb::module_& m) {
           "set_hyper",
           [](Session& s, int group, double lr, double weight_decay, double momentum, double beta1,
              double beta2, double eps) {
+            CheckIndex("group", group, s.groups());
             s.SetHyper(group, client::Hyper{lr, weight_decay, momentum, beta1, beta2, eps});
           },
           "group"_a, "lr"_a, "weight_decay"_a, "momentum"_a = 0.0, "beta1"_a = 0.0, "beta2"_a = 0.0,
