@@ -5,6 +5,8 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <initializer_list>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -42,13 +44,12 @@ void SetLog(const config::v1::Config& config) {
   SetLogFormat(config.log_format() == "json" ? LogFormat::kJson : LogFormat::kText);
 }
 
-// SIGINT and SIGTERM are read from a descriptor. REQUIRES: no thread was started yet, so that all inherit the mask.
-UniqueFd TakeSignals() {
+// They are read from a descriptor. REQUIRES: no thread was started yet, so that all inherit the mask.
+UniqueFd TakeSignals(std::initializer_list<int> signals) {
   signal(SIGPIPE, SIG_IGN);
   sigset_t set;
   sigemptyset(&set);
-  sigaddset(&set, SIGINT);
-  sigaddset(&set, SIGTERM);
+  for (int number : signals) sigaddset(&set, number);
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   return UniqueFd(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
 }
@@ -61,16 +62,31 @@ bool TellReady(int fd) {
   return told;
 }
 
+// What was printed comes first, also where both go to one file.
 ExitCode Fail(ExitCode code, const absl::Status& status) {
+  std::fflush(stdout);
   std::fprintf(stderr, "dmuond: %s\n", std::string(status.message()).c_str());
   return code;
+}
+
+// An answer that nobody got is none.
+ExitCode Printed(ExitCode code) {
+  const bool whole = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (whole || code != ExitCode::kOk) return code;
+  return Fail(ExitCode::kFailed,
+              absl::DataLossError("cannot write to standard output: the answer is not complete"));
+}
+
+bool IsIgnored(int number) {
+  struct sigaction now;
+  return sigaction(number, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
 ExitCode Serve(const LoadedConfig& loaded, int ready_fd) {
   SetLog(loaded.config);
   for (const std::string& warning : loaded.warnings)
     Log(LogLevel::kWarning, "configuration", {{"warning", warning}});
-  const UniqueFd signals = TakeSignals();
+  const UniqueFd signals = TakeSignals({SIGINT, SIGTERM});
   Daemon daemon(loaded.config);
   if (const std::optional<Daemon::Failure> failure = daemon.Start(); failure.has_value()) {
     return Fail(failure->code, failure->status);
@@ -82,16 +98,18 @@ ExitCode Serve(const LoadedConfig& loaded, int ready_fd) {
 
 ExitCode Calibrate(const LoadedConfig& loaded) {
   SetLog(loaded.config);
-  const UniqueFd signals = TakeSignals();
+  // Whatever ends it, its temporary file goes; under nohup it goes on.
+  const UniqueFd signals =
+      TakeSignals({SIGINT, SIGTERM, SIGQUIT, IsIgnored(SIGHUP) ? SIGTERM : SIGHUP});
   const absl::Status status = RunCalibration(loaded.config, signals.get());
-  return status.ok() ? ExitCode::kOk : Fail(ExitCode::kFailed, status);
+  return status.ok() ? Printed(ExitCode::kOk) : Fail(ExitCode::kFailed, status);
 }
 
 ExitCode Main(int argc, char** argv) {
   const CommandLine line = ParseCommandLine(argc, argv);
   if (line.action == CommandLine::Action::kExit) {
     std::fputs(line.text.c_str(), line.exit_code == 0 ? stdout : stderr);
-    return static_cast<ExitCode>(line.exit_code);
+    return Printed(static_cast<ExitCode>(line.exit_code));
   }
   const absl::StatusOr<LoadedConfig> loaded =
       LoadConfig({.file = line.config, .environment = Environment(), .flags = line.flags});
@@ -102,7 +120,7 @@ ExitCode Main(int argc, char** argv) {
   if (line.action != CommandLine::Action::kRun) {
     for (const std::string& warning : loaded->warnings)
       std::fprintf(stderr, "dmuond: warning: %s\n", warning.c_str());
-    return ExitCode::kOk;
+    return Printed(ExitCode::kOk);
   }
   return Serve(*loaded, line.ready_fd);
 }

@@ -3,6 +3,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <utility>
 #include <vector>
@@ -60,6 +61,7 @@ absl::Status RunCalibration(const config::v1::Config& config, int signals,
     return absl::FailedPreconditionError(
         "calibration_file: expected the path of a file to write, given \"\"");
   }
+  ASSIGN_OR_RETURN(ReplacedFile file, OpenCalibration(path));
   const Threads threads = ThreadsFor(static_cast<int>(config.threads()), UsableCores());
   if (!threads.warning.empty()) std::fprintf(stderr, "dmuond: %s\n", threads.warning.c_str());
   ASSIGN_OR_RETURN(const std::unique_ptr<kernels::Backend> backend,
@@ -67,7 +69,7 @@ absl::Status RunCalibration(const config::v1::Config& config, int signals,
   ASSIGN_OR_RETURN(const CalibratedMachine machine, DescribeMachine(*backend, threads.count));
   std::printf("%s; %s; %s\n", machine.device.c_str(), backend->description().c_str(),
               machine.kernel.c_str());
-  std::fflush(stdout);
+  if (std::fflush(stdout) != 0) return absl::ErrnoToStatus(errno, "writing to standard output");
   std::vector<kernels::CalibrationPoint> points;
   const auto progress = [&](const kernels::CalibrationPoint& point) {
     points.push_back(point);
@@ -79,7 +81,7 @@ absl::Status RunCalibration(const config::v1::Config& config, int signals,
   if (!costs.ok()) return costs.status();
   const auto shared = std::make_shared<const kernels::CostTable>(*costs);
   std::fputs(CalibrationText(points, shared).c_str(), stdout);
-  RETURN_IF_ERROR(WriteCalibration(path, {machine, absl::Now(), *std::move(costs)}));
+  RETURN_IF_ERROR(WriteCalibration(file, {machine, absl::Now(), *std::move(costs)}));
   std::printf("written to %s; a daemon takes it at its next start\n", path.c_str());
   return absl::OkStatus();
 }

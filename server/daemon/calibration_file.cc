@@ -5,14 +5,12 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <fstream>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "base/unique_fd.h"
 #include "dmuon/config/v1/calibration.pb.h"
@@ -40,10 +38,16 @@ std::string Processor() {
 #endif
 }
 
+// Whatever is in the file: what is said of it goes into logs and answers, which are UTF-8 and have lines.
+std::string Excerpt(absl::string_view text) {
+  constexpr size_t kShown = 64;
+  return absl::StrCat(absl::CHexEscape(text.substr(0, kShown)), text.size() > kShown ? "..." : "");
+}
+
 absl::Status Expect(absl::string_view what, absl::string_view expected, absl::string_view given) {
   if (expected == given) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("it belongs to another ", what, ": expected '",
-                                                    expected, "', given '", given, "'"));
+                                                    expected, "', given '", Excerpt(given), "'"));
 }
 
 absl::Status CheckMachine(const config::v1::Calibration& message,
@@ -80,32 +84,6 @@ absl::StatusOr<std::string> ReadRegularFile(const std::string& path) {
   return text;
 }
 
-absl::Status WriteAll(int fd, absl::string_view text) {
-  while (!text.empty()) {
-    const ssize_t n = write(fd, text.data(), text.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return absl::ErrnoToStatus(errno, "writing it");
-    text.remove_prefix(static_cast<size_t>(n));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Replace(const std::string& path, absl::string_view text) {
-  std::string temporary = path + ".XXXXXX";
-  const UniqueFd file(mkostemp(temporary.data(), O_CLOEXEC));
-  if (!file.valid()) return absl::ErrnoToStatus(errno, absl::StrCat("making ", temporary));
-  absl::Cleanup remove = [&] { unlink(temporary.c_str()); };
-  RETURN_IF_ERROR(WriteAll(file.get(), text));
-  // mkostemp's mode is for secrets; a daemon of another user may read this.
-  if (fchmod(file.get(), 0644) != 0) return absl::ErrnoToStatus(errno, "chmod");
-  if (fsync(file.get()) != 0) return absl::ErrnoToStatus(errno, "fsync");
-  if (rename(temporary.c_str(), path.c_str()) != 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("renaming ", temporary));
-  }
-  std::move(remove).Cancel();
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<CalibratedMachine> DescribeMachine(kernels::Backend& backend, int threads) {
@@ -116,7 +94,11 @@ absl::StatusOr<CalibratedMachine> DescribeMachine(kernels::Backend& backend, int
                            plan->kernel(), threads};
 }
 
-absl::Status WriteCalibration(const std::string& path, const Calibration& calibration) {
+absl::StatusOr<ReplacedFile> OpenCalibration(const std::string& path) {
+  return ReplacedFile::Open(path, kMaxBytes);
+}
+
+absl::Status WriteCalibration(ReplacedFile& file, const Calibration& calibration) {
   config::v1::Calibration message;
   message.set_version(kVersion);
   message.set_backend(calibration.machine.backend);
@@ -131,12 +113,7 @@ absl::Status WriteCalibration(const std::string& path, const Calibration& calibr
   std::string text;
   const auto printed = google::protobuf::util::MessageToJsonString(message, &text, options);
   if (!printed.ok()) return absl::InternalError(printed.ToString());
-  if (const size_t slash = path.rfind('/'); slash != std::string::npos && slash > 0) {
-    const std::string directory = path.substr(0, slash);
-    if (mkdir(directory.c_str(), 0755) != 0 && errno != EEXIST)
-      return absl::ErrnoToStatus(errno, absl::StrCat("making ", directory));
-  }
-  return Annotate(Replace(path, text), path);
+  return file.Replace(text);
 }
 
 absl::StatusOr<Calibration> ReadCalibration(const std::string& path,
@@ -149,8 +126,8 @@ absl::StatusOr<Calibration> ReadCalibration(const std::string& path,
   options.ignore_unknown_fields = true;
   const auto parsed = google::protobuf::util::JsonStringToMessage(*text, &message, options);
   if (!parsed.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path, ": expected a calibration as JSON: ", std::string(parsed.message()).substr(0, 200)));
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": expected a calibration as JSON, given '", Excerpt(*text), "'"));
   }
   RETURN_IF_ERROR(Annotate(CheckMachine(message, machine), path));
   absl::StatusOr<kernels::CostTable> costs = rpc::FromProto(message.costs());

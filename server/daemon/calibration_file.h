@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "kernels/newton_schulz/cost_table.h"
 #include "kernels/ops/backend.h"
+#include "server/daemon/replaced_file.h"
 
 namespace dmuon::server {
 
@@ -29,12 +30,13 @@ struct Calibration {
   kernels::CostTable costs;
 };
 
-// By a file beside it that takes its name, so that a reader sees the old one or the new one. Makes the last directory of
-// the path when it is not there.
-absl::Status WriteCalibration(const std::string& path, const Calibration& calibration);
+// The place of a calibration that is yet to be measured; an error here is known before it takes its time.
+absl::StatusOr<ReplacedFile> OpenCalibration(const std::string& path);
+absl::Status WriteCalibration(ReplacedFile& file, const Calibration& calibration);
 
 // NOT_FOUND: there is none. FAILED_PRECONDITION: of another machine, kernel, number of threads or version, both named.
 // INVALID_ARGUMENT: damaged, too large, or not a calibration at all. Else what the system said.
+// One line of UTF-8, whatever the file holds.
 absl::StatusOr<Calibration> ReadCalibration(const std::string& path,
                                             const CalibratedMachine& machine);
 

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <string>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_replace.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -40,13 +41,22 @@ class CalibrationTest : public ::testing::Test {
   void Put(const std::string& text) const {
     std::ofstream(file(), std::ios::trunc | std::ios::binary) << text;
   }
+  absl::Status Write(const Calibration& calibration) const {
+    absl::StatusOr<ReplacedFile> place = OpenCalibration(file());
+    return place.ok() ? WriteCalibration(*place, calibration) : place.status();
+  }
   absl::Status StatusOfReading() const { return ReadCalibration(file(), Machine()).status(); }
+  void ExpectOneShortLine(const absl::Status& status) const {
+    const absl::string_view message = status.message();
+    EXPECT_LT(message.size(), file().size() + 400) << message;
+    for (char c : message) EXPECT_TRUE(absl::ascii_isprint(c)) << message;
+  }
 
   TemporaryDirectory directory_;
 };
 
 TEST_F(CalibrationTest, ComesBackAsItWasWritten) {
-  ASSERT_EQ(WriteCalibration(file(), Some()), absl::OkStatus());
+  ASSERT_EQ(Write(Some()), absl::OkStatus());
   const auto read = ReadCalibration(file(), Machine());
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->measured, Some().measured);
@@ -55,23 +65,8 @@ TEST_F(CalibrationTest, ComesBackAsItWasWritten) {
   EXPECT_EQ(read->costs.bytes_per_second, 1e10);
 }
 
-TEST_F(CalibrationTest, IsReplacedWholeAndLeavesNothingElse) {
-  ASSERT_EQ(WriteCalibration(file(), Some()), absl::OkStatus());
-  Calibration other = Some();
-  other.costs.bytes_per_second = 2e10;
-  ASSERT_EQ(WriteCalibration(file(), other), absl::OkStatus());
-  EXPECT_EQ(ReadCalibration(file(), Machine())->costs.bytes_per_second, 2e10);
-  int files = 0;
-  for ([[maybe_unused]] const auto& entry : fs::directory_iterator(directory_.path() + "/cache"))
-    ++files;
-  EXPECT_EQ(files, 1);
-  const absl::Status nowhere = WriteCalibration("/proc/no/such/place", Some());
-  EXPECT_FALSE(nowhere.ok());
-  EXPECT_THAT(std::string(nowhere.message()), HasSubstr("/proc/no/such"));
-}
-
 TEST_F(CalibrationTest, OfAnotherMachineKernelThreadsOrVersionIsRefusedWithBoth) {
-  ASSERT_EQ(WriteCalibration(file(), Some()), absl::OkStatus());
+  ASSERT_EQ(Write(Some()), absl::OkStatus());
   const auto refused = [&](auto change, const char* expected) {
     CalibratedMachine machine = Machine();
     change(machine);
@@ -93,7 +88,7 @@ TEST_F(CalibrationTest, ThatIsNotThereIsNotFound) {
 }
 
 TEST_F(CalibrationTest, CutShortAnywhereIsRefusedAndCrashesNothing) {
-  ASSERT_EQ(WriteCalibration(file(), Some()), absl::OkStatus());
+  ASSERT_EQ(Write(Some()), absl::OkStatus());
   const std::string whole = Text();
   for (size_t length = 0; length + 2 < whole.size(); ++length) {
     Put(whole.substr(0, length));
@@ -107,6 +102,8 @@ TEST_F(CalibrationTest, ThatIsSomethingElseIsRefusedAndHoldsNothingUp) {
                                             "ELF\0\0\xff\xfe",
                                             8),
                                 "threads: 1\n",
+                                "{\"version\": 1,\n \"backend\": \"\x1b[31m\", \n}",
+                                "{\"version\": \"\xe9\xe9\"}",
                                 std::string(100000, '['),
                                 "[]",
                                 "null",
@@ -114,6 +111,7 @@ TEST_F(CalibrationTest, ThatIsSomethingElseIsRefusedAndHoldsNothingUp) {
   for (const std::string& other : others) {
     Put(other);
     EXPECT_FALSE(StatusOfReading().ok()) << other.substr(0, 20);
+    ExpectOneShortLine(StatusOfReading());
   }
   Put(std::string(1 << 20, ' '));
   EXPECT_THAT(std::string(StatusOfReading().message()), HasSubstr("size: expected at most"));
@@ -125,8 +123,26 @@ TEST_F(CalibrationTest, ThatIsSomethingElseIsRefusedAndHoldsNothingUp) {
   EXPECT_FALSE(StatusOfReading().ok());
 }
 
+TEST_F(CalibrationTest, WhatItSaysOfItsMachineIsShownEscapedAndCut) {
+  Calibration other = Some();
+  other.machine.device = "\x1b[31m\n" + std::string(1000, 'x');
+  ASSERT_EQ(Write(other), absl::OkStatus());
+  EXPECT_EQ(StatusOfReading().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(StatusOfReading().message()), HasSubstr("given '\\x1b[31m\\nxxx"));
+  ExpectOneShortLine(StatusOfReading());
+}
+
+TEST_F(CalibrationTest, ThatCannotBeWrittenIsRefusedBeforeAnythingIsMeasured) {
+  config::v1::Config config;
+  config.set_backend("no such backend");  // what would measure
+  fs::create_directories(file());
+  config.set_calibration_file(file());
+  EXPECT_THAT(std::string(RunCalibration(config, /*signals=*/-1).message()),
+              HasSubstr(file() + ": expected a regular file or nothing, given a directory"));
+}
+
 TEST_F(CalibrationTest, RatesThatNobodyMeasuredAreRefused) {
-  ASSERT_EQ(WriteCalibration(file(), Some()), absl::OkStatus());
+  ASSERT_EQ(Write(Some()), absl::OkStatus());
   const std::string whole = Text();
   for (const char* rate : {"0", "-3e9", "1e300", "\"NaN\"", "\"Infinity\""}) {
     Put(absl::StrReplaceAll(whole, {{"4000000000", rate}}));

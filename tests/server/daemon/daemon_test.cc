@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dmuon/v1/admin.grpc.pb.h"
 #include "proto/wire/attach_frame.h"
@@ -148,6 +149,9 @@ TEST_F(DaemonTest, SaysWhetherCostsAreMeasuredAndStartsWhateverTheFileIs) {
   EXPECT_THAT(by(file), HasSubstr("flops: no "));
   std::ofstream(file) << "{";
   EXPECT_THAT(by(file), HasSubstr("flops: " + file + ": expected a calibration"));
+  std::ofstream(file) << "\x7f"
+                      << "ELF\xff\xfe\n";
+  EXPECT_THAT(by(file), HasSubstr("given '\\x7f\\x45LF\\xff\\xfe\\n'"));
 }
 
 TEST_F(DaemonTest, AnInterruptedCalibrationLeavesTheFileAsItWas) {
@@ -159,6 +163,8 @@ TEST_F(DaemonTest, AnInterruptedCalibrationLeavesTheFileAsItWas) {
   std::ifstream kept(file);
   EXPECT_EQ(std::string(std::istreambuf_iterator<char>(kept), {}), "as it was");
   EXPECT_FALSE(fs::exists(dir())) << "it needs no sockets";
+  for (const auto& entry : fs::directory_iterator(parent_.path()))
+    EXPECT_FALSE(absl::StartsWith(entry.path().filename().string(), "calibration.json."));
 }
 
 TEST_F(DaemonTest, SignalsDrainAndLeaveNothingBehind) {
@@ -264,6 +270,21 @@ TEST_F(DaemonTest, PrintAndCheckOfTheConfigurationStartNothing) {
   EXPECT_EQ(check->Wait(), 0);
   EXPECT_EQ(check->Stdout() + check->Output(), "");
   EXPECT_FALSE(fs::exists(dir()));
+}
+
+TEST_F(DaemonTest, AnAnswerThatCannotBePrintedIsAFailure) {
+  const std::string log = parent_.path() + "/log";
+  for (const std::string action : {"--print-config", "--help", "--version", "--calibrate"}) {
+    ChildProcess process(
+        {"/bin/sh", "-c",
+         absl::StrCat("exec ", DMUOND, " --threads 1 --calibration-file ", parent_.path(),
+                      "/calibration.json ", action, " >/dev/full")},
+        {.stderr_path = log});
+    EXPECT_EQ(process.Wait(), Code(ExitCode::kFailed)) << action;
+    std::ifstream said(log);
+    EXPECT_THAT(std::string(std::istreambuf_iterator<char>(said), {}), HasSubstr("standard output"))
+        << action;
+  }
 }
 
 TEST_F(DaemonTest, SystemdHearsReadyAndStopping) {
