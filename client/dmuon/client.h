@@ -19,8 +19,8 @@
 // Errors are absl::Status. What a trainer may do after each from Step:
 //
 //   INVALID_ARGUMENT     values that are out of range, or differ between ranks (groups, max_norm): set them right
-//   FAILED_PRECONDITION  ranks differ in their backward passes or discards, or a gradient is not finite and the policy is
-//                        kError; also what is called in the wrong order
+//   FAILED_PRECONDITION  ranks differ in their backward passes or discards, or a gradient is not finite and the policy
+//                        is kError; also what is called in the wrong order
 //   DEADLINE_EXCEEDED    the rank(s) named did not come within the daemon's step_timeout
 //   ABORTED              this rank came to a step that the others had given up; or a rank is gone, which it names. Then
 //                        every later attempt fails at once, with ABORTED or UNAVAILABLE: close the session

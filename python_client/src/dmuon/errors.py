@@ -1,9 +1,9 @@
 """What goes wrong, as exceptions.
 
-From a step: after ``ValueError`` (values out of range, or other ones on another rank), ``DMuonError`` with code 9 (ranks
-differ in their backward passes, or a gradient is not finite and ``nonfinite="error"``), ``TimeoutError`` (the rank named
-did not come within the daemon's step_timeout) and ``StepAborted`` nothing has changed, and the gradients are dropped on
-all ranks: run the backward again and step. After every other one the session is lost.
+From a step: after ``ValueError`` (values out of range, or other ones on another rank), ``DMuonError`` with code 9
+(ranks differ in their backward passes, or a gradient is not finite and ``nonfinite="error"``), ``TimeoutError``
+(the rank named did not come within the daemon's step_timeout) and ``StepAborted`` nothing has changed, and the
+gradients are dropped on all ranks: run the backward again and step. After every other one the session is lost.
 """
 
 from __future__ import annotations
