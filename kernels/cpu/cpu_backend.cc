@@ -1,8 +1,5 @@
 #include "kernels/cpu/cpu_backend.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -13,6 +10,7 @@
 #include "base/status_macros.h"
 #include "kernels/cpu/cpu_newton_schulz.h"
 #include "kernels/cpu/orthogonality.h"
+#include "kernels/cpu/pages.h"
 #include "kernels/cpu/thread_pool.h"
 
 namespace dmuon::kernels {
@@ -21,16 +19,9 @@ namespace {
 using cpu::KernelTable;
 using cpu::ThreadPool;
 
-constexpr size_t kAlignment = 256;
-constexpr size_t kHugePage = size_t{2} << 20;
-
 // Vector operations run in chunks of this many elements; sums over chunks are added in their order.
 constexpr int64_t kChunk = 1 << 15;
 constexpr int64_t kChunksAtOnce = 256;
-
-size_t PhysicalMemory() {
-  return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
-}
 
 class CpuBackend final : public Backend {
  public:
@@ -45,21 +36,12 @@ class CpuBackend final : public Backend {
   }
 
   absl::StatusOr<void*> Allocate(size_t bytes) override {
-    // Panels of large matrices span many pages; huge ones save the misses.
-    const size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
-    const size_t rounded = (std::max<size_t>(bytes, 1) + alignment - 1) / alignment * alignment;
-    // More than the machine has would be granted all the same, and the process killed when it is written to.
-    const bool possible = rounded >= bytes && rounded <= PhysicalMemory();
-    void* memory = possible ? std::aligned_alloc(alignment, rounded) : nullptr;
-    if (memory == nullptr) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("cpu backend: no memory for ", bytes, " bytes"));
-    }
-    if (bytes >= kHugePage) madvise(memory, rounded, MADV_HUGEPAGE);
-    std::memset(memory, 0, rounded);
-    return memory;
+    void* const memory = cpu::AllocatePages(std::max<size_t>(bytes, 1));
+    if (memory != nullptr) return memory;
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cpu backend: no memory for ", bytes, " bytes"));
   }
-  void Free(void* memory) override { std::free(memory); }
+  void Free(void* memory) override { cpu::FreePages(memory); }
 
   absl::StatusOr<Stream> CreateStream() override { return Stream{}; }
   void DestroyStream(Stream) override {}

@@ -71,15 +71,14 @@ class Measurement {
   absl::StatusOr<CostTable> Run() {
     ASSIGN_OR_RETURN(stream_, backend_.CreateStream());
     const absl::Cleanup destroy = [this] { backend_.DestroyStream(stream_); };
-    const absl::Time deadline = absl::Now() + plan_.patience;
+    const absl::Time end = absl::Now() + plan_.patience;
     ASSIGN_OR_RETURN(std::vector<std::vector<std::optional<Dtype>>> kinds, Kinds());
     CostTable table;
+    ASSIGN_OR_RETURN(table.bytes_per_second, BytesPerSecond());
     for (size_t i = 0; i < kinds.size(); ++i) {
-      const absl::Duration share =
-          (deadline - absl::Now()) / static_cast<int64_t>(kinds.size() - i);
+      const absl::Duration share = (end - absl::Now()) / static_cast<int64_t>(kinds.size() - i);
       ASSIGN_OR_RETURN(table.series.emplace_back(), Series(kinds[i], absl::Now() + share));
     }
-    ASSIGN_OR_RETURN(table.bytes_per_second, BytesPerSecond());
     RETURN_IF_ERROR(Check(table));
     return table;
   }
@@ -115,19 +114,29 @@ class Measurement {
     for (size_t i = 0; i < plan_.sides.size(); ++i) {
       const absl::Time start = absl::Now();
       if (i > 0 && start + absl::Seconds(predicted) > deadline) break;
-      const int64_t m = plan_.sides[i];
-      for (double aspect : series.aspects) {
-        const int64_t n = std::llround(static_cast<double>(m) * aspect);
-        ASSIGN_OR_RETURN(series.rates.emplace_back(), Point(series.asked[0], m, n));
-      }
-      series.sides.push_back(m);
+      deadline_ = i > 0 ? deadline : absl::InfiniteFuture();
+      const absl::StatusOr<std::vector<FormRates>> rates = Side(series.asked[0], plan_.sides[i]);
+      if (absl::IsDeadlineExceeded(rates.status())) break;  // a busy machine: not as predicted
+      if (!rates.ok()) return rates.status();
+      series.rates.insert(series.rates.end(), rates->begin(), rates->end());
+      series.sides.push_back(plan_.sides[i]);
       if (i + 1 < plan_.sides.size()) {
-        const double growth =
-            std::pow(static_cast<double>(plan_.sides[i + 1]) / static_cast<double>(m), 3);
+        const double growth = std::pow(
+            static_cast<double>(plan_.sides[i + 1]) / static_cast<double>(plan_.sides[i]), 3);
         predicted = absl::ToDoubleSeconds(absl::Now() - start) * growth;
       }
     }
     return series;
+  }
+
+  // DEADLINE_EXCEEDED: it would not end before deadline_.
+  absl::StatusOr<std::vector<FormRates>> Side(std::optional<Dtype> dtype, int64_t m) {
+    std::vector<FormRates> rates;
+    for (double aspect : plan_.aspects) {
+      const int64_t n = std::llround(static_cast<double>(m) * aspect);
+      ASSIGN_OR_RETURN(rates.emplace_back(), Point(dtype, m, n));
+    }
+    return rates;
   }
 
   absl::StatusOr<FormRates> Point(std::optional<Dtype> dtype, int64_t m, int64_t n) {
@@ -180,16 +189,18 @@ class Measurement {
 
   template <typename Work>
   absl::StatusOr<double> LeastSeconds(const Work& work) {
-    work();  // touches every page, and lets a device settle
-    RETURN_IF_ERROR(backend_.Synchronize(stream_));
     using Clock = std::chrono::steady_clock;
     Clock::duration least = Clock::duration::max(), all{0};
-    for (int i = 0; i < kMostRepeats; ++i) {
+    // The first run, which is not counted, touches every page and lets a device settle.
+    for (int i = -1; i < kMostRepeats; ++i) {
       if (i >= kLeastRepeats && all >= absl::ToChronoNanoseconds(plan_.each)) break;
       const Clock::time_point start = Clock::now();
       work();
       RETURN_IF_ERROR(backend_.Synchronize(stream_));
       const Clock::duration took = Clock::now() - start;
+      if (i < kLeastRepeats - 1 && absl::Now() + absl::FromChrono(took) > deadline_)
+        return absl::DeadlineExceededError("the next run would end too late");
+      if (i < 0) continue;
       least = std::min(least, took);
       all += took;
     }
@@ -200,6 +211,7 @@ class Measurement {
   const CalibrationPlan& plan_;
   const CalibrationProgress& progress_;
   Stream stream_;
+  absl::Time deadline_ = absl::InfiniteFuture();  // that no run may begin before and end after
 };
 
 }  // namespace

@@ -19,11 +19,11 @@ struct CalibrationPoint {
 };
 
 struct CalibrationPlan {
-  // Both ascending. Side by side, for each aspect; a side whose points would not end in time is left out, but never the
-  // first.
+  // Both ascending. Side by side, for each aspect; a side whose points would not end, or do not end, in time is left out,
+  // but never the first.
   std::vector<int64_t> sides = {32, 64, 128, 256, 512, 1024};
   std::vector<double> aspects = {1, 1.5, 2, 4, 8};
-  absl::Duration patience = absl::Seconds(30);  // for all of it
+  absl::Duration patience = absl::Seconds(25);  // for all but the run under way
   absl::Duration each =
       absl::Milliseconds(20);  // a point is repeated for so long, and three times at least
 };
@@ -32,7 +32,7 @@ struct CalibrationPlan {
 using CalibrationProgress = std::function<bool(const CalibrationPoint&)>;
 
 // Runs both forms on Gaussian blocks of every shape of the plan: in the backend's own dtype, and in fp32 where that is
-// another; then the vector work of a step. What was measured is the least of the repeats. Takes the machine as it is:
+// another; and before them the vector work of a step. What was measured is the least of the repeats. Takes the machine as it is:
 // whatever else runs on it is in the numbers.
 absl::StatusOr<CostTable> Calibrate(Backend& backend, const CalibrationPlan& plan,
                                     const CalibrationProgress& progress);

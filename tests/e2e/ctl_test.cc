@@ -15,6 +15,7 @@ namespace {
 using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 class Ctl : public E2eTest {
  protected:
@@ -34,6 +35,15 @@ class Ctl : public E2eTest {
     ChildProcess ctl = Run(arguments, {.stderr_path = "/dev/null"});
     ctl.ReadAll();
     return ctl.Wait();
+  }
+  // Its stderr, and its exit code is `code`.
+  std::string Words(const std::vector<std::string>& arguments, int code) {
+    const std::string log = daemon().directory() + "/ctl-words";
+    std::filesystem::remove(log);  // a child adds to it
+    ChildProcess ctl = Run(arguments, {.stderr_path = log});
+    ctl.ReadAll();
+    EXPECT_EQ(ctl.Wait(), code);
+    return ChildProcess({"/bin/cat", log}).ReadAll();
   }
 };
 
@@ -160,6 +170,40 @@ TEST_F(Ctl, ExitCodesAreTheDocumentedOnes) {
   EXPECT_EQ(Code({"--endpoint", "", "status"}), 3);
 }
 
+TEST_F(Ctl, AWrongCommandLineIsUsageAndSaysWhatIsWrong) {
+  for (const char* id : {"-1", "18446744073709551616", "last"}) {
+    EXPECT_THAT(Words({"step", "bystander", id}, 64),
+                AllOf(StartsWith("dmuonctl: ID: expected a whole number from 0"),
+                      HasSubstr(std::string("got '") + id + "'")));
+  }
+  for (const char* timeout : {"0", "nan", "-1", "1e300"}) {
+    EXPECT_THAT(Words({"--timeout", timeout, "status"}, 64),
+                AllOf(StartsWith("dmuonctl: --timeout: expected 0.001 to 86400 seconds"),
+                      HasSubstr(std::string("got '") + timeout + "'")));
+  }
+  EXPECT_THAT(Words({"steps", "bystander", "--last", "-1"}, 64), HasSubstr("--last: expected"));
+  EXPECT_THAT(Words({"statuss"}, 64),
+              AllOf(StartsWith("dmuonctl: no such command: 'statuss'; did you mean 'status'?"),
+                    HasSubstr("Commands: status, sessions, session, steps, step, drain")));
+  EXPECT_THAT(Words({"--colour"}, 64), StartsWith("dmuonctl: no such option: --colour"));
+  EXPECT_THAT(Words({"session"}, 64), StartsWith("dmuonctl: NAME is required"));
+  EXPECT_THAT(Words({"--endpoint", endpoint() + "/control.sock", "status"}, 3),
+              HasSubstr("expected the directory that holds the sockets"));
+}
+
+TEST_F(Ctl, AWatchSaysThatItsSessionHasEnded) {
+  auto ranks = StartAll(endpoint(), {.job = "short"});
+  const std::string log = daemon().directory() + "/watch-words";
+  ChildProcess watch = Run({"steps", "short", "--watch"}, {.stderr_path = log});
+  ASSERT_TRUE(watch.ReadLine().has_value());  // the header
+  ASSERT_TRUE(TrainAll(ranks, 1).ok());
+  ASSERT_TRUE(watch.ReadLine().has_value());  // it is listening
+  ASSERT_TRUE(ranks[0]->session().Close().ok());
+  watch.ReadAll();
+  EXPECT_EQ(watch.Wait(), 0);
+  EXPECT_EQ(ChildProcess({"/bin/cat", log}).ReadAll(), "dmuonctl: session 'short' has ended\n");
+}
+
 TEST_F(Ctl, NoDaemonIsExplained) {
   const TemporaryDirectory nothing;
   const std::string log = daemon().directory() + "/ctl-error";
@@ -199,6 +243,21 @@ class DrainCtl : public Ctl {
  protected:
   DrainCtl() : Ctl(Options{.bystander = false}) {}
 };
+
+TEST_F(DrainCtl, AWatchSaysThatItsDaemonIsGone) {
+  NoDaemonLeft();
+  auto ranks = StartAll(endpoint(), {.job = "orphaned"});
+  const std::string log = daemon().directory() + "/watch-words";
+  ChildProcess watch = Run({"steps", "orphaned", "--watch"}, {.stderr_path = log});
+  ASSERT_TRUE(watch.ReadLine().has_value());  // the header
+  ASSERT_TRUE(TrainAll(ranks, 1).ok());
+  ASSERT_TRUE(watch.ReadLine().has_value());  // it is listening
+  daemon().Signal(SIGKILL);
+  watch.ReadAll();
+  EXPECT_EQ(watch.Wait(), 2);
+  EXPECT_EQ(ChildProcess({"/bin/cat", log}).ReadAll(),
+            "dmuonctl: the daemon at " + endpoint() + " has gone away\n");
+}
 
 TEST_F(DrainCtl, DrainRefusesNewSessionsAndEndsTheDaemonCleanly) {
   NoDaemonLeft();

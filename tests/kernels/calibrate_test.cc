@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -94,6 +95,30 @@ TEST(Calibrate, LeavesOutTheSidesThatWouldNotEndInTime) {
   for (const CostSeries& series : table->series) {
     EXPECT_THAT(series.sides, testing::ElementsAre(64));
     EXPECT_EQ(series.rates.size(), 2u);
+  }
+}
+
+TEST(Calibrate, ASideThatTakesLongerThanItPromisedIsLeftOutTooAndEndsItThere) {
+  const auto backend = CreateCpuBackend({.threads = 1});
+  ASSERT_TRUE(backend.ok());
+  CalibrationPlan plan;
+  plan.sides = {16, 32, 48};
+  plan.aspects = {1, 2, 4};
+  plan.each = absl::ZeroDuration();
+  plan.patience = absl::Seconds(2);
+  const absl::Time end = absl::Now() + plan.patience;
+  int late = 0;  // points that were begun when time was over
+  const auto table = Calibrate(**backend, plan, [&](const CalibrationPoint& point) {
+    late += point.rows > 16 && absl::Now() > end;
+    while (point.rows == 32 && absl::Now() <= end) {  // the machine is busy with something else
+    }
+    return true;
+  });
+  ASSERT_TRUE(table.ok()) << table.status();
+  EXPECT_EQ(late, 0);
+  for (const CostSeries& series : table->series) {
+    EXPECT_THAT(series.sides, testing::ElementsAre(16));
+    EXPECT_EQ(series.rates.size(), 3u);
   }
 }
 
