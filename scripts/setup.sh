@@ -55,12 +55,18 @@ make_venv() {
   touch "$VENV/.ready"
 }
 
+# Packages and environment are shared by all checkouts: one at a time. What they start does not inherit the lock, and the
+# build of this checkout is nobody else's business.
 mkdir -p "$CACHE"
-exec {lock}>"$CACHE/setup.lock"
-flock "$lock" # two checkouts may be set up at once
+exec 9>"$CACHE/setup.lock"
+flock -n 9 || {
+  say "waiting for another setup, which holds $CACHE/setup.lock"
+  flock 9
+}
+install_packages 9>&-
+make_venv 9>&-
+exec 9>&-
 
-install_packages
-make_venv
 if [ "$BUILD_WANTED" = 1 ]; then
   configure dev
   build dev
