@@ -111,6 +111,7 @@ class Session {
   absl::StatusOr<uint64_t> BecomeReady(int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CloseArenas(int rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   StepReport ReportOf(const LoggedStep& logged) const;
+  std::string FormsOf(const SlotStep& step) const;
   std::vector<BlockReport> BlocksOf(absl::Span<const BlockMeasures> measures) const;
   struct Located {
     ParameterId parameter;

@@ -13,15 +13,6 @@ namespace {
 // More than any step takes between its verdict and its end.
 constexpr absl::Duration kReportTimeout = absl::Seconds(60);
 
-std::string FormsText(const std::vector<std::unique_ptr<Worker>>& workers) {
-  int gram = 0, direct = 0;
-  for (const auto& w : workers) {
-    gram += w->forms().gram;
-    direct += w->forms().direct;
-  }
-  return absl::StrFormat("gram %d, direct %d", gram, direct);
-}
-
 std::string KernelText(const std::vector<std::unique_ptr<Worker>>& workers) {
   for (const auto& w : workers) {
     if (!w->forms().kernel.empty()) return w->forms().kernel;
@@ -77,6 +68,25 @@ std::vector<BlockReport> Session::BlocksOf(absl::Span<const BlockMeasures> measu
   return blocks;
 }
 
+// Of the blocks that ran in the step; "" where none did.
+std::string Session::FormsOf(const SlotStep& step) const {
+  if (step.newton_schulz_calls == 0) return "";
+  int gram = 0, direct = 0;
+  for (const auto& w : workers_) {
+    gram += w->forms().gram;
+    direct += w->forms().direct;
+  }
+  if (step.newton_schulz_calls < gram + direct) {  // some parameter had no gradient
+    LoggedStep logged;
+    std::vector<BlockMeasures> measures;
+    if (!context_.log->Find(step.step, &logged, &measures) || measures.empty()) return "";
+    gram = direct = 0;
+    for (const BlockReport& block : BlocksOf(measures))
+      ++(block.plan.form == "gram" ? gram : direct);
+  }
+  return absl::StrFormat("gram %d, direct %d", gram, direct);
+}
+
 StepReport Session::ReportOf(const LoggedStep& logged) const {
   const SlotStep& s = logged.merged;
   StepReport r;
@@ -95,8 +105,8 @@ StepReport Session::ReportOf(const LoggedStep& logged) const {
   r.publish = s.publish;
   r.total = s.total;
   r.newton_schulz_calls = s.newton_schulz_calls;
-  r.forms = FormsText(workers_);
-  r.kernel = KernelText(workers_);
+  r.forms = FormsOf(s);
+  if (s.newton_schulz_calls > 0) r.kernel = KernelText(workers_);
   r.at = logged.at;
   return r;
 }
@@ -117,8 +127,12 @@ absl::StatusOr<StepReport> Session::StepResult(uint64_t step, bool with_blocks) 
   std::vector<BlockMeasures> measures;
   if (!context_.log->Find(step, &logged, with_blocks ? &measures : nullptr)) {
     if (step == 0) return none;
-    return absl::NotFoundError(
-        absl::StrFormat("session '%s': step %d is not remembered", name(), step));
+    const std::vector<LoggedStep> all = context_.log->After(0, absl::ZeroDuration());
+    return absl::NotFoundError(absl::StrFormat(
+        "session '%s': step %d is not remembered, %s", name(), step,
+        all.empty()
+            ? "nor is any other"
+            : absl::StrFormat("only %d to %d", all.front().merged.step, all.back().merged.step)));
   }
   StepReport report = ReportOf(logged);
   report.blocks = BlocksOf(measures);

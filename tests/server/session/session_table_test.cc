@@ -45,6 +45,10 @@ TEST_F(SessionTableTest, ASessionIsPlacedAndItsFormsAreChosenByWhatWasMeasured) 
     ASSERT_TRUE(trainer.Configure(optimizer).ok());
     ASSERT_TRUE(trainer.Register().ok());
     SetGroups(trainer);
+    for (int p = 0; p < 4; ++p) {
+      trainer.SetGrad(p, std::vector<float>(testing::SmallTable().parameters[p].numel(), 1));
+    }
+    for (uint32_t b = 0; b < 3; ++b) trainer.Ready(b);
     ASSERT_TRUE(trainer.Step(1, 1).ok());
     const auto steps = table.Steps("costs", 0, absl::Seconds(20));
     ASSERT_TRUE(steps.ok() && !steps->empty());

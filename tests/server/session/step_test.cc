@@ -179,6 +179,43 @@ TEST_F(StepTest, BlocksThatDidNotRunAreNotReported) {
   EXPECT_EQ(table_->DescribeStep("idle", 1)->blocks.size(), 5u);
 }
 
+TEST_F(StepTest, AStepNamesTheFormsThatRanInItAndNoneWhereNothingDid) {
+  Trainers trainers = Start("forms", 1);
+  LocalTrainer& t = *trainers[0];
+  SendGrads(t, 1);
+  ASSERT_TRUE(t.Step(1).ok());
+  t.SetGrad(2, GradOf(2, 0, 2));  // one parameter has a gradient
+  t.Ready(1);
+  ASSERT_TRUE(t.Step(2).ok());
+  ASSERT_TRUE(t.Step(3).ok());  // none has
+  SendGrads(t, 4);
+  ASSERT_TRUE(t.Step(4, 1, wire::kFoundInf).ok());
+  ASSERT_TRUE(table_->DescribeStep("forms", 4).ok());  // waits until it is written down
+  const auto steps = table_->Steps("forms", 0, absl::ZeroDuration());
+  ASSERT_TRUE(steps.ok()) << steps.status();
+  ASSERT_EQ(steps->size(), 4u);
+  const char* const expected[] = {"gram 0, direct 5", "gram 0, direct 1", "", ""};
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ((*steps)[i].forms, expected[i]) << "step " << i + 1;
+    EXPECT_EQ((*steps)[i].kernel.empty(), i >= 2) << "step " << i + 1;
+  }
+}
+
+TEST_F(StepTest, AStepThatIsNotRememberedIsRefusedWithThoseThatAre) {
+  Trainers trainers = Start("remembered", 1);
+  LocalTrainer& t = *trainers[0];
+  const auto words = [&](uint64_t step) {
+    return std::string(table_->DescribeStep("remembered", step).status().message());
+  };
+  EXPECT_THAT(words(7), HasSubstr("step 7 is not remembered, nor is any other"));
+  for (uint64_t step = 1; step <= 3; ++step) {
+    SendGrads(t, static_cast<int>(step));
+    ASSERT_TRUE(t.Step(step).ok());
+  }
+  EXPECT_TRUE(table_->DescribeStep("remembered", 3).ok());
+  EXPECT_THAT(words(7), HasSubstr("step 7 is not remembered, only 1 to 3"));
+}
+
 TEST_F(StepTest, MicrosAreSummedInOrder) {
   Trainers once = Start("once", 2);
   Trainers twice = Start("twice", 2);
