@@ -51,11 +51,9 @@ absl::StatusOr<Response> Admin::Call(std::unique_ptr<grpc::ClientAsyncResponseRe
   Response response;
   const absl::Status status = client::CallUnary(call, *stub_, prepare, request, response);
   if (absl::IsDeadlineExceeded(status)) {
-    return absl::DeadlineExceededError(absl::StrFormat("the daemon at %s did not answer within %s",
-                                                       endpoint_.directory,
-                                                       absl::FormatDuration(timeout_)));
+    return client::NoAnswerError(endpoint_, timeout_);
   }
-  RETURN_IF_ERROR(status);
+  RETURN_IF_ERROR(Gone(status));
   return response;
 }
 
@@ -104,7 +102,15 @@ absl::Status Admin::Steps(const std::string& name, bool follow, uint32_t last,
   grpc::Status status;
   reader->Finish(&status, nullptr);
   call.Next();
-  return call.Result(status);
+  return Gone(call.Result(status));
+}
+
+// gRPC's own words for a daemon that dies ("Socket closed") or stops serving say nothing to an operator.
+absl::Status Admin::Gone(const absl::Status& status) const {
+  const bool ended = absl::IsCancelled(status) && g_interrupted == 0;
+  if (!absl::IsUnavailable(status) && !ended) return status;
+  return absl::UnavailableError(
+      absl::StrFormat("the daemon at %s has gone away", endpoint_.directory));
 }
 
 }  // namespace dmuon::ctl

@@ -38,6 +38,8 @@ class Admin {
                                                                grpc::CompletionQueue*),
                                 const Request& request);
 
+  absl::Status Gone(const absl::Status& status) const;
+
   const client::Endpoint endpoint_;
   const absl::Duration timeout_;
   std::unique_ptr<v1::Admin::Stub> stub_;

@@ -22,10 +22,12 @@ void Print(const View& view, Format format) { Print(Render(view.tree, format, vi
 absl::Status Steps(Admin& admin, const Invocation& invocation) {
   if (invocation.watch) {
     Print(RenderHeader(invocation.format, StepColumns()));
-    return admin.Steps(invocation.session, true, invocation.last,
-                       [&](const v1::StepRecord& record) {
-                         Print(RenderRow(StepTree(record), invocation.format, StepColumns()));
-                       });
+    RETURN_IF_ERROR(
+        admin.Steps(invocation.session, true, invocation.last, [&](const v1::StepRecord& record) {
+          Print(RenderRow(StepTree(record), invocation.format, StepColumns()));
+        }));
+    fprintf(stderr, "dmuonctl: session '%s' has ended\n", Printable(invocation.session).c_str());
+    return absl::OkStatus();
   }
   View view{Tree{{"session", invocation.session}, {"steps", Tree::array()}},
             {{"", "steps", StepColumns()}}};

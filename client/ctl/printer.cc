@@ -23,14 +23,6 @@ bool RightAligned(Unit unit) {
          unit != Unit::kYesNo;
 }
 
-// Names come from trainers: what is not printable must not reach a terminal.
-std::string Printable(std::string text) {
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  return text;
-}
-
 const Tree& Member(const Tree& object, const std::string& key) {
   static const Tree* const null = new Tree(nullptr);
   const auto it = object.find(key);
@@ -107,10 +99,19 @@ std::string Table(const Tree& tree, const std::vector<Section>& sections) {
 
 }  // namespace
 
+std::string Printable(std::string text) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return text;
+}
+
 std::string FormatValue(const Tree& value, Unit unit) {
   if (value.is_null()) return "-";
+  // A figure that is not finite is a word.
+  if (value.is_string()) return Printable(value.get<std::string>());
   switch (unit) {
-    case Unit::kText: return Printable(value.is_string() ? value.get<std::string>() : value.dump());
+    case Unit::kText:
     case Unit::kCount: return value.dump();
     case Unit::kBytes: return HumanBytes(value.get<double>());
     case Unit::kFlops: return HumanFlops(value.get<double>());

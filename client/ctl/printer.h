@@ -40,6 +40,9 @@ struct Section {
   std::vector<Column> columns;
 };
 
+// Names come from trainers: what is not printable must not reach a terminal.
+std::string Printable(std::string text);
+
 std::string FormatValue(const Tree& value, Unit unit);
 
 // Ends with a newline; columns aligned, numbers to the right. Sections are separated by an empty line.

@@ -24,8 +24,11 @@ std::string Word(v1::StepOutcome outcome) {
   return EnumWord(v1::StepOutcome_Name(outcome), "STEP_OUTCOME_");
 }
 
-// JSON has no infinity: what is not finite is left out, and the outcome says why.
-Tree Finite(double value) { return std::isfinite(value) ? Tree(value) : Tree(nullptr); }
+// JSON has no words for what is not finite, and an operator must see it: "nan", "inf" and "-inf" are strings.
+Tree Number(double value) {
+  if (std::isfinite(value)) return value;
+  return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+}
 
 Tree SummaryTree(const v1::SessionSummary& s) {
   return Tree{
@@ -64,10 +67,10 @@ Tree BlockTree(const v1::BlockRecord& block) {
             {"index", block.index()},
             {"row_begin", block.rows().row_begin()},
             {"row_end", block.rows().row_end()}};
-  if (block.has_norm()) tree["norm"] = Finite(block.norm());
-  if (block.has_update_rms()) tree["update_rms"] = Finite(block.update_rms());
+  if (block.has_norm()) tree["norm"] = Number(block.norm());
+  if (block.has_update_rms()) tree["update_rms"] = Number(block.update_rms());
   if (block.has_orthogonality_error())
-    tree["orthogonality_error"] = Finite(block.orthogonality_error());
+    tree["orthogonality_error"] = Number(block.orthogonality_error());
   tree["form"] = block.form();
   tree["kernel"] = block.kernel();
   return tree;
@@ -191,17 +194,18 @@ Tree StepTree(const v1::StepRecord& record) {
   Tree tree{{"step", record.step()},
             {"unix_seconds", static_cast<double>(record.unix_nanos()) * 1e-9},
             {"outcome", Word(record.outcome())},
-            {"total_norm", Finite(record.total_norm())},
-            {"clip_coefficient", Finite(record.clip_coefficient())},
+            {"total_norm", Number(record.total_norm())},
+            {"clip_coefficient", Number(record.clip_coefficient())},
             {"wait_seconds", record.wait_seconds()},
             {"reduce_seconds", record.reduce_seconds()},
             {"verdict_seconds", record.verdict_seconds()},
             {"update_seconds", record.update_seconds()},
             {"publish_seconds", record.publish_seconds()},
             {"total_seconds", record.total_seconds()},
-            {"newton_schulz_calls", record.newton_schulz_calls()},
-            {"forms", record.forms()},
-            {"kernel", record.kernel()}};
+            {"newton_schulz_calls", record.newton_schulz_calls()}};
+  // Nothing where Newton-Schulz did not run.
+  if (!record.forms().empty()) tree["forms"] = record.forms();
+  if (!record.kernel().empty()) tree["kernel"] = record.kernel();
   if (record.code() != 0) tree["code"] = record.code();
   if (!record.reason().empty()) tree["reason"] = record.reason();
   return tree;

@@ -99,7 +99,7 @@ TEST(Views, NoSessionsIsAnEmptyListAndNotNothing) {
   EXPECT_THAT(Render(view.tree, Format::kTable, view.sections), ::testing::StartsWith("NAME"));
 }
 
-TEST(Views, AStepInJsonIsOneLineAndItsInfinityIsNull) {
+TEST(Views, AStepInJsonIsOneLineAndItsInfinityIsAWord) {
   v1::StepRecord record;
   record.set_step(3);
   record.set_outcome(v1::STEP_OUTCOME_SKIPPED_NONFINITE);
@@ -108,9 +108,35 @@ TEST(Views, AStepInJsonIsOneLineAndItsInfinityIsNull) {
   EXPECT_EQ(json.find('\n'), json.size() - 1);
   const Tree parsed = Tree::parse(json);
   EXPECT_EQ(parsed["outcome"], "skipped_nonfinite");
-  EXPECT_TRUE(parsed["total_norm"].is_null());
+  EXPECT_EQ(parsed["total_norm"], "inf");
   EXPECT_THAT(RenderRow(StepTree(record), Format::kTable, StepColumns()),
-              HasSubstr("skipped_nonfinite"));
+              ::testing::AllOf(HasSubstr("skipped_nonfinite"), HasSubstr("  inf  ")));
+}
+
+TEST(Views, AStepInWhichNothingRanNamesNoForm) {
+  v1::StepRecord record;
+  EXPECT_FALSE(StepTree(record).contains("forms"));
+  EXPECT_FALSE(StepTree(record).contains("kernel"));
+  record.set_forms("gram 1, direct 2");
+  EXPECT_EQ(StepTree(record)["forms"], "gram 1, direct 2");
+}
+
+TEST(Views, BlocksThatAreNotFiniteAreShownAsSuch) {
+  v1::StepRecord record;
+  v1::BlockRecord* block = record.add_blocks();
+  block->set_norm(std::numeric_limits<double>::quiet_NaN());
+  block->set_update_rms(std::numeric_limits<double>::infinity());
+  block->set_orthogonality_error(-std::numeric_limits<double>::infinity());
+  const View view = StepView(record);
+  const Tree parsed = Tree::parse(Render(view.tree, Format::kJson, view.sections));
+  EXPECT_EQ(parsed["blocks"][0]["norm"], "nan");
+  EXPECT_EQ(parsed["blocks"][0]["update_rms"], "inf");
+  EXPECT_EQ(parsed["blocks"][0]["orthogonality_error"], "-inf");
+  const std::string table = Render(view.tree, Format::kTable, view.sections);
+  EXPECT_THAT(table, ::testing::ContainsRegex(" nan +inf +-inf"));
+  EXPECT_THAT(Render(view.tree, Format::kYaml, view.sections),
+              ::testing::AllOf(HasSubstr("norm: \"nan\""), HasSubstr("update_rms: \"inf\""),
+                               HasSubstr("orthogonality_error: \"-inf\"")));
 }
 
 TEST(Views, AStepShowsItsBlocksAndLeavesOutWhatWasNotMeasured) {
@@ -136,7 +162,7 @@ TEST(Views, AStepShowsItsBlocksAndLeavesOutWhatWasNotMeasured) {
   EXPECT_FALSE(blocks[0].contains("update_rms"));
   EXPECT_EQ(blocks[1]["row_begin"], 64);
   EXPECT_EQ(blocks[1]["update_rms"], 0.203);
-  EXPECT_TRUE(blocks[1]["orthogonality_error"].is_null());  // measured, and not a number
+  EXPECT_EQ(blocks[1]["orthogonality_error"], "nan");  // measured, and not a number
   const std::string table = Render(view.tree, Format::kTable, view.sections);
   EXPECT_THAT(table, HasSubstr("UPDATE RMS"));
   EXPECT_THAT(table, HasSubstr("0.203"));
