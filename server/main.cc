@@ -1,4 +1,5 @@
 // dmuond: reads what it is asked, makes a daemon, runs it.
+#include <fcntl.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -52,6 +53,17 @@ UniqueFd TakeSignals(std::initializer_list<int> signals) {
   for (int number : signals) sigaddset(&set, number);
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   return UniqueFd(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+}
+
+// Whoever waits for "ready" at another descriptor than he named would wait forever. REQUIRES: nothing was opened yet
+// that could have taken its number.
+absl::Status CheckReady(int fd) {
+  if (fd < 0) return absl::OkStatus();
+  const int flags = fcntl(fd, F_GETFL);
+  if (flags >= 0 && (flags & O_ACCMODE) != O_RDONLY) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--ready-fd: expected an open descriptor that can be written, given ", fd,
+                   flags < 0 ? ", which is not open" : ", which can be read only"));
 }
 
 bool TellReady(int fd) {
@@ -111,6 +123,8 @@ ExitCode Main(int argc, char** argv) {
     std::fputs(line.text.c_str(), line.exit_code == 0 ? stdout : stderr);
     return Printed(static_cast<ExitCode>(line.exit_code));
   }
+  if (const absl::Status ready = CheckReady(line.ready_fd); !ready.ok())
+    return Fail(ExitCode::kUsage, ready);
   const absl::StatusOr<LoadedConfig> loaded =
       LoadConfig({.file = line.config, .environment = Environment(), .flags = line.flags});
   if (!loaded.ok()) return Fail(ExitCode::kConfiguration, loaded.status());

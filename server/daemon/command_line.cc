@@ -27,6 +27,13 @@ constexpr char kFooter[] =
     "sessions are closed. Once more\n"
     "ends it at once.\n\n";
 
+constexpr int kMaxDescriptor = (1 << 20) - 1;  // fs.nr_open, where nobody has raised it
+
+// A variable that a script has not set must not mean "no file".
+std::string NotEmpty(const std::string& path) {
+  return path.empty() ? "expected the path of a file, given \"\"" : "";
+}
+
 std::string HelpOf(const ConfigKey& key) {
   return absl::StrCat(key.help, " [", key.fallback.empty() ? "\"\"" : key.fallback, "]");
 }
@@ -74,7 +81,9 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
   app.get_formatter()->column_width(34);
   bool version = false, print_config = false, check_config = false, calibrate = false;
   app.add_flag("--version", version, "Print the version and exit");
-  app.add_option("--config", result.config, "Configuration file (YAML)")->type_name("FILE");
+  app.add_option("--config", result.config, "Configuration file (YAML)")
+      ->type_name("FILE")
+      ->check(NotEmpty);
   auto* print = app.add_flag("--print-config", print_config,
                              "Print each value and where it came from, and exit");
   auto* check =
@@ -82,14 +91,14 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
   print->excludes(check);
   app.add_flag(
          "--calibrate", calibrate,
-         "Measure what both forms of Newton-Schulz cost here, in less than a minute, print it, "
+         "Measure what both forms of Newton-Schulz cost here, in half a minute at most, print it, "
          "write calibration_file, and exit")
       ->excludes(print)
       ->excludes(check);
   app.add_option("--ready-fd", result.ready_fd,
                  "Write \"ready\" to this descriptor once both sockets accept")
       ->type_name("N")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, kMaxDescriptor));
   std::list<KeyOption> keys;
   AddKeys(app, keys);
   app.footer(absl::StrCat(kFooter, kExitCodes));

@@ -12,6 +12,7 @@
 #include "absl/strings/strip.h"
 #include "absl/types/span.h"
 #include "base/status_macros.h"
+#include "base/utf8.h"
 #include "kernels/ops/backend.h"
 #include "server/daemon/config_file.h"
 #include "server/daemon/config_keys.h"
@@ -32,8 +33,8 @@ absl::Status ApplyFile(const std::string& path, LoadedConfig& loaded) {
   for (const FileSetting& setting : *settings) {
     const std::string where = absl::StrCat(path, ":", setting.line);
     if (!IsConfigKey(setting.key)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(where, ": unknown key '", setting.key, "'", DidYouMean(setting.key)));
+      return absl::InvalidArgumentError(absl::StrCat(where, ": unknown key '", Escaped(setting.key),
+                                                     "'", DidYouMean(setting.key)));
     }
     RETURN_IF_ERROR(Annotate(SetValue(loaded.config, setting.key, setting.text), where));
     loaded.origin[setting.key] = where;
@@ -85,6 +86,11 @@ class Checker {
     return absl::InvalidArgumentError(
         absl::StrCat(Where(key), key, ": expected ", expected, ", given ", Given(key)));
   }
+  // Paths go into logs and answers, which are UTF-8 and have lines; at a zero the system would cut them.
+  absl::Status Path(const std::string& value, absl::string_view key) const {
+    const bool controlled = std::any_of(value.begin(), value.end(), absl::ascii_iscntrl);
+    return Expect(IsUtf8(value) && !controlled, key, "UTF-8 without control characters");
+  }
   absl::Status Refuse(bool refused, absl::string_view key, absl::string_view why) const {
     if (!refused) return absl::OkStatus();
     return absl::UnimplementedError(
@@ -123,6 +129,8 @@ absl::Status Check(const LoadedConfig& loaded) {
   const Checker check(loaded);
   RETURN_IF_ERROR(
       check.Expect(absl::StartsWith(c.socket_dir(), "/"), "socket_dir", "an absolute path"));
+  RETURN_IF_ERROR(check.Path(c.socket_dir(), "socket_dir"));
+  RETURN_IF_ERROR(check.Path(c.calibration_file(), "calibration_file"));
   RETURN_IF_ERROR(check.Expect(c.socket_dir().size() <= kMaxSocketDirBytes, "socket_dir",
                                absl::StrCat("at most ", kMaxSocketDirBytes, " bytes")));
   RETURN_IF_ERROR(

@@ -56,14 +56,15 @@ absl::StatusOr<ConfigText> Value(const YAML::Node& node, const std::string& key,
     return text;
   }
   if (!node.IsSequence()) {
-    return At(
-        name, mark,
-        absl::StrCat(key, ": expected a value, given ", node.IsMap() ? "a mapping" : "nothing"));
+    return At(name, mark,
+              absl::StrCat(Escaped(key), ": expected a value, given ",
+                           node.IsMap() ? "a mapping" : "nothing"));
   }
   text.is_list = true;
   for (const YAML::Node& element : node) {
     if (!element.IsScalar()) {
-      return At(name, element.Mark(), absl::StrCat(key, ": expected a list of plain values"));
+      return At(name, element.Mark(),
+                absl::StrCat(Escaped(key), ": expected a list of plain values"));
     }
     text.values.push_back(element.Scalar());
     text.quoted |= Quoted(element);
@@ -83,7 +84,7 @@ absl::StatusOr<std::vector<FileSetting>> Settings(const YAML::Node& root, absl::
     setting.key = pair.first.Scalar();
     setting.line = mark.line + 1;
     if (!seen.insert(setting.key).second) {
-      return At(name, mark, absl::StrCat("key '", setting.key, "' comes twice"));
+      return At(name, mark, absl::StrCat("key '", Escaped(setting.key), "' comes twice"));
     }
     absl::StatusOr<ConfigText> text = Value(pair.second, setting.key, name, mark);
     if (!text.ok()) return text.status();
@@ -110,7 +111,7 @@ absl::StatusOr<std::vector<FileSetting>> ParseConfigFile(absl::string_view text,
     if (documents.size() > 1) return At(name, documents[1].Mark(), "expected one document");
     return Settings(documents[0], name);
   } catch (const YAML::Exception& e) {
-    return At(name, e.mark, e.msg);
+    return At(name, e.mark, Escaped(e.msg));
   }
 }
 

@@ -87,6 +87,12 @@ std::string StringText(const std::string& value) {
 
 }  // namespace
 
+std::string Escaped(absl::string_view given) {
+  constexpr size_t kShown = 200;
+  return absl::StrCat(absl::CHexEscape(given.substr(0, kShown)),
+                      given.size() > kShown ? "..." : "");
+}
+
 bool IsConfigKey(absl::string_view key) { return Field(key) != nullptr; }
 
 bool IsBool(absl::string_view key) {
@@ -98,14 +104,13 @@ absl::Status SetValue(Config& config, absl::string_view key, const ConfigText& t
   const std::string list = absl::StrCat("a list, each ", TypeName(field));
   if (text.is_list != field.is_repeated()) {
     return Wrong(field, field.is_repeated() ? list : std::string(TypeName(field)),
-                 text.is_list ? "a list" : absl::StrCat("'", text.values.front(), "'"));
+                 text.is_list ? "a list" : absl::StrCat("'", Escaped(text.values.front()), "'"));
   }
   if (field.is_repeated()) Config::GetReflection()->ClearField(&config, &field);
   for (const std::string& value : text.values) {
     if (!SetScalar(config, field, value, text.quoted)) {
       return Wrong(field, field.is_repeated() ? list : std::string(TypeName(field)),
-                   absl::StrCat(text.quoted ? "the string '" : "'",
-                                absl::string_view(value).substr(0, 200), "'"));
+                   absl::StrCat(text.quoted ? "the string '" : "'", Escaped(value), "'"));
     }
   }
   return absl::OkStatus();

@@ -27,6 +27,9 @@ absl::Status SetValue(config::v1::Config& config, absl::string_view key, absl::s
 bool IsConfigKey(absl::string_view key);
 bool IsBool(absl::string_view key);
 
+// For messages: what was given can be anything, a terminal shows it, and it can be long.
+std::string Escaped(absl::string_view given);
+
 // As YAML; what SetValue takes back.
 std::string ValueText(const config::v1::Config& config, absl::string_view key);
 

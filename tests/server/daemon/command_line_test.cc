@@ -69,5 +69,21 @@ TEST(CommandLine, AWrongOneIsUsageWithAHint) {
             static_cast<int>(ExitCode::kUsage));
 }
 
+TEST(CommandLine, AnEmptyPathOfTheConfigurationIsNotNone) {
+  for (const CommandLine& line : {Parse({"--config", ""}), Parse({"--config="})}) {
+    EXPECT_EQ(line.exit_code, static_cast<int>(ExitCode::kUsage));
+    EXPECT_THAT(line.text, HasSubstr("--config"));
+  }
+}
+
+TEST(CommandLine, ADescriptorOutOfRangeIsToldTheRange) {
+  for (const char* fd : {"-1", "1048576", "99999999999"}) {
+    const CommandLine line = Parse({"--ready-fd", fd});
+    EXPECT_EQ(line.exit_code, static_cast<int>(ExitCode::kUsage)) << fd;
+    EXPECT_LT(line.text.size(), 200u) << line.text;
+  }
+  EXPECT_THAT(Parse({"--ready-fd", "-1"}).text, HasSubstr("1048575"));
+}
+
 }  // namespace
 }  // namespace dmuon::server

@@ -140,6 +140,26 @@ TEST_F(ConfigTest, AValueOfAnotherTypeNamesKeyExpectedAndGiven) {
   EXPECT_EQ(ErrorOf("threads:\n"), ":1: threads: expected a value, given nothing");
 }
 
+TEST_F(ConfigTest, WhatWasGivenIsShownEscaped) {
+  EXPECT_EQ(ErrorOf("\"a\\e[31m\": 1\n"), ":1: unknown key 'a\\x1b[31m'");
+  EXPECT_EQ(ErrorOf("\"a\\e\": 1\n\"a\\e\": 1\n"), ":2: key 'a\\x1b' comes twice");
+  EXPECT_EQ(ErrorOf("threads: \"\\e4\"\n"),
+            ":1: threads: expected an unsigned integer of 32 bits, given the string '\\x1b\\x34'");
+  EXPECT_EQ(ErrorOf("\"\\e\":\n"), ":1: \\x1b: expected a value, given nothing");
+  EXPECT_THAT(ErrorOf(std::string(1000, 'k') + ": 1\n"), HasSubstr(std::string(200, 'k') + "...'"));
+}
+
+TEST_F(ConfigTest, APathWithControlCharactersOrWithoutUtf8IsRefused) {
+  for (const char* key : {"socket_dir", "calibration_file"}) {
+    const std::string expected = absl::StrCat(key, ": expected UTF-8 without control characters");
+    for (const char* path : {"/tmp/a\\0b", "/tmp/a\\nb", "/tmp/\\e", "/tmp/\\x7f"})
+      EXPECT_THAT(ErrorOf(absl::StrCat(key, ": \"", path, "\"\n")), HasSubstr(expected)) << path;
+    const absl::Status status = LoadConfig({.flags = {{key, "/tmp/\xff"}}}).status();
+    EXPECT_THAT(std::string(status.message()), HasSubstr(expected));
+    EXPECT_TRUE(LoadFile(absl::StrCat(key, ": '/tmp/\u00e4 b'\n")).ok());
+  }
+}
+
 TEST_F(ConfigTest, AValueOutOfRangeNamesKeyExpectedAndGiven) {
   EXPECT_EQ(ErrorOf("calibration_file: here.json\n"),
             ":1: calibration_file: expected an absolute path, or nothing, given here.json");

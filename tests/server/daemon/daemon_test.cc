@@ -260,6 +260,21 @@ TEST_F(DaemonTest, EachWayOfNotStartingHasItsCodeAndItsReason) {
   expect({}, ExitCode::kSocketDir, "not a directory");
 }
 
+TEST_F(DaemonTest, ADescriptorThatCannotHearReadyIsRefusedBeforeTheStart) {
+  for (const std::string fd : {"99", "9"}) {
+    ChildProcess process({"/bin/sh", "-c",
+                          absl::StrCat("exec ", DMUOND, " --socket-dir ", dir(), " --ready-fd ", fd,
+                                       " 9</dev/null")},
+                         {.stderr_path = parent_.path() + "/log"});
+    EXPECT_EQ(process.Wait(), Code(ExitCode::kUsage));
+    std::ifstream said(parent_.path() + "/log");
+    EXPECT_THAT(
+        std::string(std::istreambuf_iterator<char>(said), {}),
+        HasSubstr("--ready-fd: expected an open descriptor that can be written, given " + fd));
+    EXPECT_FALSE(fs::exists(dir()));
+  }
+}
+
 TEST_F(DaemonTest, PrintAndCheckOfTheConfigurationStartNothing) {
   const auto print = Daemon({"--print-config"}, {{"DMUOND_LOG_LEVEL", "error"}});
   const std::string printed = print->Stdout();
