@@ -86,6 +86,19 @@ TEST_F(StepE2e, ARankThatStepsOnceMoreThanTheOthersIsToldWhoIsMissingAndMayRetry
   }
 }
 
+TEST_F(StepE2e, ARankThatHasLeftIsNamedAtEachAttemptAndNobodyWaitsForIt) {
+  Ranks ranks = StartAll(endpoint(), {.world = 2});
+  ASSERT_TRUE(TrainAll(ranks, 1).ok());
+  ASSERT_TRUE(ranks[1]->session().Close().ok());
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    ASSERT_TRUE(ranks[0]->Backward().ok());
+    const auto result = ranks[0]->Step();
+    EXPECT_EQ(result.status().code(), absl::StatusCode::kAborted) << result.status();
+    EXPECT_THAT(std::string(result.status().message()), HasSubstr("rank 1 has closed its session"));
+  }
+  EXPECT_TRUE(ranks[0]->session().Close().ok());
+}
+
 TEST_F(StepE2e, HyperparametersThatDifferNameGroupAndRanksAndChangeNothing) {
   Ranks ranks = StartAll(endpoint(), {.world = 2});
   ASSERT_TRUE(TrainAll(ranks, 1).ok());
