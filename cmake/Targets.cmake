@@ -10,9 +10,14 @@ endif()
 
 add_library(dmuon_flags INTERFACE)
 target_include_directories(dmuon_flags INTERFACE ${PROJECT_SOURCE_DIR})
-target_compile_options(dmuon_flags INTERFACE
+set(DMUON_COMPILE_OPTIONS
   -Wall -Wextra -Wno-missing-field-initializers -fno-rtti
   $<$<CONFIG:Release>:-fno-omit-frame-pointer>)
+if(PROJECT_IS_TOP_LEVEL)
+  target_compile_options(dmuon_flags INTERFACE ${DMUON_COMPILE_OPTIONS})
+else()
+  add_compile_options(${DMUON_COMPILE_OPTIONS})  # whoever links the client has warnings and RTTI as he likes
+endif()
 if(DMUON_SANITIZE)
   # vptr needs the type information that -fno-rtti leaves out.
   add_compile_options(-fsanitize=${DMUON_SANITIZE} -fno-sanitize=vptr -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
