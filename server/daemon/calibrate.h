@@ -14,8 +14,9 @@
 
 namespace dmuon::server {
 
-// Measures, prints the table on stdout and progress on stderr, and writes calibration_file. What can be known of
-// the file without writing it is known before measuring. CANCELLED, with the file as it was, when a signal comes on `signals` (a signalfd). FAILED_PRECONDITION when calibration_file is "".
+// Measures, prints the table on stdout and progress on stderr, and writes calibration_file. What can be known of the
+// file without writing it is known before measuring. CANCELLED, with the file as it was, when a signal comes on
+// `signals` (a signalfd). FAILED_PRECONDITION when calibration_file is "".
 absl::Status RunCalibration(const config::v1::Config& config, int signals,
                             const kernels::CalibrationPlan& plan = {});
 
