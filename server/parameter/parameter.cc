@@ -4,6 +4,8 @@
 #include <limits>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/fnv1a.h"
@@ -125,6 +127,19 @@ MatrixShape AsMatrix(const Parameter& parameter) {
   return {s[0], parameter.numel() / s[0]};
 }
 
+absl::Status CheckName(absl::string_view what, absl::string_view name, EmptyName empty) {
+  const size_t least = empty == EmptyName::kAllowed ? 0 : 1;
+  if (name.size() < least || name.size() > kMaxNameBytes) {
+    return absl::InvalidArgumentError(absl::StrFormat("%s: expected %d to %d bytes, got %d", what,
+                                                      least, kMaxNameBytes, name.size()));
+  }
+  if (std::any_of(name.begin(), name.end(), absl::ascii_iscntrl)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: expected no control characters, got '%s'", what, absl::CHexEscape(name)));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckAndResolve(ParameterTable& table) {
   if (table.parameters.empty() || table.parameters.size() > kMaxParameters) {
     return absl::InvalidArgumentError(absl::StrFormat("parameters: expected 1 to %d, got %d",
@@ -137,10 +152,7 @@ absl::Status CheckAndResolve(ParameterTable& table) {
   absl::flat_hash_set<std::string> names;
   std::vector<bool> used(table.boundaries.size(), false);
   for (Parameter& p : table.parameters) {
-    if (p.name.empty() || p.name.size() > kMaxNameBytes) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "parameter name: expected 1 to %d bytes, got %d", kMaxNameBytes, p.name.size()));
-    }
+    RETURN_IF_ERROR(CheckName("parameter name", p.name, EmptyName::kRefused));
     if (!names.insert(p.name).second) {
       return absl::InvalidArgumentError(
           absl::StrFormat("parameter '%s': the name occurs twice", p.name));
@@ -150,11 +162,7 @@ absl::Status CheckAndResolve(ParameterTable& table) {
     used[p.boundary.index()] = true;
   }
   for (size_t b = 0; b < used.size(); ++b) {
-    if (table.boundaries[b].name.size() > kMaxNameBytes) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("boundary name: expected at most %d bytes, got %d", kMaxNameBytes,
-                          table.boundaries[b].name.size()));
-    }
+    RETURN_IF_ERROR(CheckName("boundary name", table.boundaries[b].name, EmptyName::kAllowed));
     if (!used[b]) {
       return absl::InvalidArgumentError(
           absl::StrFormat("boundary '%s': it has no parameter", table.boundaries[b].name));

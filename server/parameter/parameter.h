@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "base/strong_id.h"
 #include "kernels/ops/dtype.h"
 
@@ -52,6 +53,11 @@ struct ParameterTable {
   std::vector<Parameter> parameters;
   std::vector<Boundary> boundaries;
 };
+
+enum class EmptyName { kRefused, kAllowed };
+
+// A name that others will read in logs and tables: at most 256 bytes, none a control character. `what`: "job".
+absl::Status CheckName(absl::string_view what, absl::string_view name, EmptyName empty);
 
 // INVALID_ARGUMENT names the parameter, the expected and the given: empty or long or repeated names, shapes, a muon
 // route on fewer than two dimensions, blocks that do not tile the rows, a boundary out of range, too many of anything.

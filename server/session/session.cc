@@ -198,6 +198,9 @@ absl::Status Session::CheckOptimizer(const OptimizerSpec& spec) const {
     return absl::InvalidArgumentError(
         absl::StrFormat("groups: expected 1 to %d, got %d", wire::kMaxGroups, spec.groups.size()));
   }
+  for (const auto& group : spec.groups) {
+    RETURN_IF_ERROR(CheckName("group name", group.name, EmptyName::kAllowed));
+  }
   const std::vector<Parameter>& parameters = context_.table.parameters;
   if (spec.parameters.size() != parameters.size()) {
     return absl::InvalidArgumentError(absl::StrFormat("parameters: expected %d, got %d",

@@ -18,7 +18,6 @@
 namespace dmuon::server {
 namespace {
 
-constexpr size_t kMaxNameBytes = 256;
 constexpr absl::Duration kCloseDeadline = absl::Seconds(10);
 
 uint64_t DefaultMaxBytes() {
@@ -147,10 +146,7 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Impl::Join(const Trainer&
 }
 
 absl::StatusOr<Opened> SessionTable::Open(const Trainer& trainer, OpenSpec spec) {
-  if (spec.job.empty() || spec.job.size() > kMaxNameBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("job: expected 1 to %d bytes, got %d", kMaxNameBytes, spec.job.size()));
-  }
+  RETURN_IF_ERROR(CheckName("job", spec.job, EmptyName::kRefused));
   RETURN_IF_ERROR(Check(spec.mesh));
   if (spec.rank < 0 || spec.rank >= spec.mesh.world_size()) {
     return absl::InvalidArgumentError(

@@ -47,6 +47,9 @@ TEST(ParameterTable, NamesAndBoundariesThatCannotBeAreRefused) {
   ExpectRefused(One(p), absl::StatusCode::kInvalidArgument, "1 to 256 bytes, got 0");
   p.name = std::string(257, 'x');
   ExpectRefused(One(p), absl::StatusCode::kInvalidArgument, "got 257");
+  p.name = "a\x1b[31m";
+  ExpectRefused(One(p), absl::StatusCode::kInvalidArgument,
+                "no control characters, got 'a\\x1b[31m'");
   p = Matrix({4, 4});
   p.boundary = BoundaryId(1);
   ExpectRefused(One(p), absl::StatusCode::kInvalidArgument,
@@ -58,6 +61,17 @@ TEST(ParameterTable, NamesAndBoundariesThatCannotBeAreRefused) {
   unused.boundaries.push_back({"empty", false});
   ExpectRefused(unused, absl::StatusCode::kInvalidArgument, "'empty': it has no parameter");
   ExpectRefused({}, absl::StatusCode::kInvalidArgument, "got 0");
+}
+
+TEST(CheckName, ControlCharactersAreRefusedAndOtherTextIsNot) {
+  for (const absl::string_view name :
+       {absl::string_view("a\0b", 3), absl::string_view("a\nb"), absl::string_view("\x7f")}) {
+    EXPECT_EQ(CheckName("job", name, EmptyName::kAllowed).code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+  EXPECT_TRUE(CheckName("job", "run 7: caf\u00e9/\u6a21", EmptyName::kRefused).ok());
+  EXPECT_TRUE(CheckName("boundary name", "", EmptyName::kAllowed).ok());
+  EXPECT_FALSE(CheckName("job", "", EmptyName::kRefused).ok());
 }
 
 TEST(ParameterTable, BlocksMustTileTheRows) {

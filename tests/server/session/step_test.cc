@@ -328,8 +328,8 @@ TEST_F(StepTest, AFiniteGradientThatMomentumCannotHoldSkipsTheStep) {
     ASSERT_EQ(step_with(step, 1e35f, 0), uint32_t{wire::kApplied}) << step;
   }
   for (float w : Master(*trainers[0], 0)) ASSERT_TRUE(std::isfinite(w));
-  for (float m : *trainers[0]->Read("layers.0.w", StateKind::kMomentum))
-    ASSERT_TRUE(std::isfinite(m));
+  const std::vector<float> momentum = *trainers[0]->Read("layers.0.w", StateKind::kMomentum);
+  for (float m : momentum) ASSERT_TRUE(std::isfinite(m));
 }
 
 TEST_F(StepTest, FoundInfElsewhereSkipsToo) {
