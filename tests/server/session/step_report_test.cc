@@ -8,7 +8,6 @@ using testing::ExpectAllOk;
 using ::testing::HasSubstr;
 using testing::LocalTrainer;
 using testing::OnRanks;
-using testing::SmallTable;
 using testing::StepTest;
 using testing::Trainers;
 

@@ -6,7 +6,6 @@ namespace dmuon::server {
 namespace {
 
 using testing::ExpectAllOk;
-using testing::Gaussian;
 using ::testing::HasSubstr;
 using testing::LocalTrainer;
 using testing::Matrix64;
