@@ -48,8 +48,6 @@ def find_tensors(ctx: DedicatedCommContext) -> None:
             )
         if tensor.is_meta:
             raise RuntimeError(f"parameter '{p.param_name}' is on the meta device: initialise it before dmuon.Muon")
-        if tensor.device.type != "cpu":
-            raise NotImplementedError(f"parameter '{p.param_name}' is on {tensor.device}: only CPU tensors for now")
         if tensor.shape != p.shape:
             raise RuntimeError(
                 f"parameter '{p.param_name}' had shape {tuple(p.shape)} at dedicate_params and now has "
