@@ -17,7 +17,7 @@
 #include "client/endpoint.h"
 #include "client/rpc_call.h"
 #include "client/session_impl.h"
-#include "tests/e2e/e2e_test_base.h"
+#include "tests/e2e/configured_rank.h"
 
 namespace dmuon::testing {
 namespace {
@@ -30,21 +30,8 @@ using wire::ArenaKind;
 using wire::AttachFrame;
 using wire::AttachType;
 
-class Buffers : public E2eTest {
+class Buffers : public ConfiguredRank {
  protected:
-  // One rank whose session is configured and not started.
-  void Configure(const std::string& job) {
-    connection_ = *Connection::Open(endpoint());
-    auto session = connection_->OpenSession(SmallTable({.job = job}, 0));
-    ASSERT_TRUE(session.ok()) << session.status();
-    session_ = *std::move(session);
-    ASSERT_TRUE(session_->Configure(SmallOptimizer()).ok());
-  }
-  void TearDown() override {
-    session_.reset();
-    connection_.reset();
-    E2eTest::TearDown();
-  }
   v1::RegisterBuffersRequest TrueRequest() {
     const Session::Impl& s = session_->impl();
     v1::RegisterBuffersRequest request;
@@ -79,9 +66,6 @@ class Buffers : public E2eTest {
     const client::Endpoint where = *client::ParseEndpoint(endpoint());
     return *client::ConnectUnix(where, where.attach_path(), SOCK_SEQPACKET, absl::Seconds(30));
   }
-
-  std::unique_ptr<Connection> connection_;
-  std::unique_ptr<Session> session_;
 };
 
 TEST_F(Buffers, ALyingSizeOrOffsetIsRefusedWithTheTrueOne) {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "client/session_impl.h"
-#include "tests/e2e/e2e_test_base.h"
+#include "tests/e2e/configured_rank.h"
 #include "tests/support/environment.h"
 
 namespace dmuon::testing {
@@ -23,21 +23,8 @@ using Request = v1::RegisterBuffersRequest;
 
 constexpr uint64_t kMiB = 1 << 20;
 
-class CudaRegistration : public E2eTest {
+class CudaRegistration : public ConfiguredRank {
  protected:
-  void Configure(const std::string& job) {
-    connection_ = *Connection::Open(endpoint());
-    auto session = connection_->OpenSession(SmallTable({.job = job}, 0));
-    ASSERT_TRUE(session.ok()) << session.status();
-    session_ = *std::move(session);
-    const absl::Status configured = session_->Configure(SmallOptimizer());
-    ASSERT_TRUE(configured.ok()) << configured;
-  }
-  void TearDown() override {
-    session_.reset();
-    connection_.reset();
-    E2eTest::TearDown();
-  }
   Session::Impl& impl() { return session_->impl(); }
   Request TrueRequest() {
     Request request;
@@ -67,9 +54,6 @@ class CudaRegistration : public E2eTest {
     const ScopedEnvironment scope(environment);
     return Helper("once", {.job = job}, 0).ReadAll();
   }
-
-  std::unique_ptr<Connection> connection_;
-  std::unique_ptr<Session> session_;
 };
 
 struct Lie {

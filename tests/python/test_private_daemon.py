@@ -95,13 +95,12 @@ def test_the_folder_of_one_that_was_killed_goes_with_the_next_job_and_a_living_o
     assert living.stdout.readline() == "stepped\n"
     (own,) = tmp_path.glob("dmuon-*")
     assert own != left
+    pid = int((own / "dmuond.lock").read_text())
     (other,) = launch(1, tmp_path / "other", **temporary)
     assert other.communicate(timeout=120)[0] == "stepped\n"
     assert own.exists()
     living.communicate(timeout=60)
-    deadline = time.monotonic() + 20
-    while any(tmp_path.glob("dmuon-*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_gone(pid, own)
     assert not any(tmp_path.glob("dmuon-*"))
 
 

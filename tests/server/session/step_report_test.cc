@@ -62,14 +62,22 @@ TEST_F(StepTest, AReportTellsWhatEachBlockDid) {
   EXPECT_EQ(table_->StepResult(t.trainer(), t.opened().id, 1, true)->blocks.size(), 5u);
 }
 
-TEST_F(StepTest, BlocksThatDidNotRunAreNotReported) {
+// Steps 1 and 2; in the second one parameter has a gradient.
+class PartialStepTest : public StepTest {
+ protected:
+  static void StepWithAllThenWithOne(LocalTrainer& t) {
+    SendGrads(t, 1);
+    ASSERT_TRUE(t.Step(1).ok());
+    t.SetGrad(2, GradOf(2, 0, 2));
+    t.Ready(1);
+    ASSERT_TRUE(t.Step(2).ok());
+  }
+};
+
+TEST_F(PartialStepTest, BlocksThatDidNotRunAreNotReported) {
   Trainers trainers = Start("idle", 1);
   LocalTrainer& t = *trainers[0];
-  SendGrads(t, 1);
-  ASSERT_TRUE(t.Step(1).ok());
-  t.SetGrad(2, GradOf(2, 0, 2));  // one parameter has a gradient
-  t.Ready(1);
-  ASSERT_TRUE(t.Step(2).ok());
+  ASSERT_NO_FATAL_FAILURE(StepWithAllThenWithOne(t));
   const auto partial = table_->DescribeStep("idle", 2);
   ASSERT_EQ(partial->blocks.size(), 1u);
   EXPECT_EQ(partial->blocks[0].parameter, "layers.1.w");
@@ -79,14 +87,10 @@ TEST_F(StepTest, BlocksThatDidNotRunAreNotReported) {
   EXPECT_EQ(table_->DescribeStep("idle", 1)->blocks.size(), 5u);
 }
 
-TEST_F(StepTest, AStepNamesTheFormsThatRanInItAndNoneWhereNothingDid) {
+TEST_F(PartialStepTest, AStepNamesTheFormsThatRanInItAndNoneWhereNothingDid) {
   Trainers trainers = Start("forms", 1);
   LocalTrainer& t = *trainers[0];
-  SendGrads(t, 1);
-  ASSERT_TRUE(t.Step(1).ok());
-  t.SetGrad(2, GradOf(2, 0, 2));  // one parameter has a gradient
-  t.Ready(1);
-  ASSERT_TRUE(t.Step(2).ok());
+  ASSERT_NO_FATAL_FAILURE(StepWithAllThenWithOne(t));
   ASSERT_TRUE(t.Step(3).ok());  // none has
   SendGrads(t, 4);
   ASSERT_TRUE(t.Step(4, 1, wire::kFoundInf).ok());
