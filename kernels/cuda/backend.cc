@@ -189,8 +189,22 @@ void CudaBackend::MuonCommit(Stream stream, const kernels::MuonCommitArgs& args)
   p.keep = 1 - args.decay;
   p.scale = args.scale;
   p.published = args.published;
-  Of(stream).Note(LaunchMuonCommit(Of(stream).get(), p, ToElement(args.published_dtype)),
-                  "muon commit");
+  p.square_sum = args.square_sum;
+  StreamState& state = Of(stream);
+  p.scratch = state.scratch();
+  state.Note(LaunchMuonCommit(state.get(), p, ToElement(args.published_dtype)), "muon commit");
+}
+
+void CudaBackend::Orthogonality(Stream stream, const kernels::OrthogonalityArgs& args) {
+  StreamState& state = Of(stream);
+  OrthogonalityParams p;
+  p.matrix = args.orthogonal;
+  p.rows = args.rows;
+  p.cols = args.cols;
+  p.sample = kernels::OrthogonalitySample(args.rows, args.cols);
+  p.square_error = args.square_error;
+  p.scratch = state.scratch();
+  state.Note(LaunchOrthogonality(state.get(), p), "orthogonality");
 }
 
 void CudaBackend::Adamw(Stream stream, const kernels::AdamwArgs& args) {

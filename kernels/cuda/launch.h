@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "kernels/ops/orthogonality_sample.h"
+
 namespace dmuon::cuda {
 
 enum class Element : uint8_t { kF32 = 1, kBF16 = 2, kF16 = 3 };  // as dmuon::Dtype
@@ -61,11 +63,22 @@ struct MuonCommitParams {
   float clip = 1;
   float keep = 1;  // 1 - decay
   float scale = 0;
-  void* published = nullptr;  // null: nowhere
+  void* published = nullptr;     // null: nowhere
+  double* square_sum = nullptr;  // of `orthogonal`; may be null
+  ReductionScratch scratch;
 };
 // `published`: the type of what is published.
 cudaError_t LaunchMuonCommit(cudaStream_t stream, const MuonCommitParams& params,
                              Element published);
+
+struct OrthogonalityParams {
+  const float* matrix = nullptr;  // row-major
+  int64_t rows = 0, cols = 0;
+  kernels::OrthogonalitySample sample;
+  double* square_error = nullptr;
+  ReductionScratch scratch;
+};
+cudaError_t LaunchOrthogonality(cudaStream_t stream, const OrthogonalityParams& params);
 
 // Scalars are prepared on the host in double, as PyTorch does, and rounded once.
 struct AdamwParams {
@@ -96,9 +109,16 @@ struct Normalization {
   float unused = 0;
 };
 
-// 2^exponent / (||in||_F + 1e-7 max|in|), or zeros for an input of zeros.
-cudaError_t LaunchNormalization(cudaStream_t stream, const float* in, int64_t count, int exponent,
-                                const ReductionScratch& scratch, Normalization* result);
+// result = 2^exponent / (||in||_F + 1e-7 max|in|), or zeros for an input of zeros.
+struct NormalizationParams {
+  const float* in = nullptr;
+  int64_t count = 0;
+  int exponent = 0;
+  Normalization* result = nullptr;
+  double* square_norm = nullptr;  // ||in||_F^2; may be null
+  ReductionScratch scratch;
+};
+cudaError_t LaunchNormalization(cudaStream_t stream, const NormalizationParams& params);
 
 // A dense fp32 matrix and its place in a padded one of the iteration's element type.
 struct PaddedShape {

@@ -4,11 +4,10 @@
 
 namespace dmuon::cuda {
 
-cudaError_t LaunchNormalization(cudaStream_t stream, const float* in, int64_t count, int exponent,
-                                const ReductionScratch& scratch, Normalization* result) {
-  Choose(Aligned(16, in), [&](auto a) {
+cudaError_t LaunchNormalization(cudaStream_t stream, const NormalizationParams& params) {
+  Choose(Aligned(16, params.in), [&](auto a) {
     NormalizationKernel<decltype(a)::value>
-        <<<BlocksFor(count), kThreads, 0, stream>>>(in, count, exponent, scratch, result);
+        <<<BlocksFor(params.count), kThreads, 0, stream>>>(params);
   });
   return cudaGetLastError();
 }

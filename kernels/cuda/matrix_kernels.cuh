@@ -10,14 +10,13 @@ namespace dmuon::cuda {
 // largest magnitude first, as docs/numerics.md has it, is the same factor and needs no second pass.
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads)
-    NormalizationKernel(const float* in, int64_t count, int exponent, ReductionScratch scratch,
-                        Normalization* result) {
+    NormalizationKernel(const __grid_constant__ NormalizationParams p) {
   double squares = 0;
   float max = 0;
-  for (int64_t tile = blockIdx.x; tile * kTile < count; tile += gridDim.x) {
+  for (int64_t tile = blockIdx.x; tile * kTile < p.count; tile += gridDim.x) {
     Quad x[kQuads];
 #pragma unroll
-    for (int q = 0; q < kQuads; ++q) x[q] = LoadQuad<kAligned>(in, QuadIndex(tile, q), count);
+    for (int q = 0; q < kQuads; ++q) x[q] = LoadQuad<kAligned>(p.in, QuadIndex(tile, q), p.count);
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
 #pragma unroll
@@ -30,25 +29,27 @@ __global__ void __launch_bounds__(kThreads)
   }
   const double block_squares = BlockSum(squares);
   const float block_max = BlockMax(max);
-  if (!LeavePartials(scratch, block_squares, block_max)) return;
-  const double sum = SumPartials(scratch.partials);
+  if (!LeavePartials(p.scratch, block_squares, block_max)) return;
+  const double sum = SumPartials(p.scratch.partials);
   float largest = 0;
   for (unsigned i = threadIdx.x; i < gridDim.x; i += kThreads) {
     largest = fmaxf(largest, static_cast<float>(*static_cast<const volatile double*>(
-                                 scratch.partials + kMaxBlocks + i)));
+                                 p.scratch.partials + kMaxBlocks + i)));
   }
   largest = BlockMax(largest);
   if (threadIdx.x != 0) return;
   Normalization n;
   if (sum != 0) {  // NaN takes this branch, and goes through
-    const double factor = ldexp(1.0, exponent) / (sqrt(sum) + 1e-7 * static_cast<double>(largest));
+    const double factor =
+        ldexp(1.0, p.exponent) / (sqrt(sum) + 1e-7 * static_cast<double>(largest));
     // A NaN or zero factor has no exponent of use: leave it in `factor` alone.
     const int power = factor > 0 && factor < 1e300 ? ilogb(factor) : 0;
     n.power1 = static_cast<float>(ldexp(1.0, power / 2));
     n.power2 = static_cast<float>(ldexp(1.0, power - power / 2));
     n.factor = static_cast<float>(ldexp(factor, -power));
   }
-  *result = n;
+  *p.result = n;
+  if (p.square_norm != nullptr) *p.square_norm = sum;
 }
 
 constexpr int kTileQuads = kThreads * kQuads;

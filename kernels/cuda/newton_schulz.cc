@@ -178,9 +178,15 @@ class Plan final : public CudaNewtonSchulz {
   }
 
   void Run(kernels::Stream stream, const float* in, float* out, void* workspace) const override {
-    auto& state = *static_cast<StreamState*>(stream.handle);
-    const absl::Status status = Enqueue(state, in, out, static_cast<char*>(workspace));
-    if (!status.ok()) state.Note(Annotate(status, "newton-schulz"));
+    RunOne(stream, in, out, workspace, nullptr);
+  }
+
+  void RunBatch(kernels::Stream stream, const kernels::NewtonSchulzBatch& batch) const override {
+    double* square_norm = batch.square_norms;
+    for (const int64_t offset : batch.offsets) {
+      RunOne(stream, batch.in + offset, batch.out + offset, batch.workspace, square_norm);
+      if (square_norm != nullptr) ++square_norm;
+    }
   }
 
  private:
@@ -189,6 +195,13 @@ class Plan final : public CudaNewtonSchulz {
     Graph graph;
   };
 
+  void RunOne(kernels::Stream stream, const float* in, float* out, void* workspace,
+              double* square_norm) const {
+    auto& state = *static_cast<StreamState*>(stream.handle);
+    const absl::Status status = Enqueue(state, in, out, static_cast<char*>(workspace), square_norm);
+    if (!status.ok()) state.Note(Annotate(status, "newton-schulz"));
+  }
+
   const Graph* GraphFor(const void* workspace) const {
     for (const Prepared& p : prepared_) {
       if (p.workspace == workspace) return &p.graph;
@@ -196,14 +209,19 @@ class Plan final : public CudaNewtonSchulz {
     return nullptr;
   }
 
-  absl::Status Enqueue(StreamState& state, const float* in, float* out, char* base) const {
+  absl::Status Enqueue(StreamState& state, const float* in, float* out, char* base,
+                       double* square_norm) const {
     const cudaStream_t stream = state.get();
     RETURN_IF_ERROR(ToStatus(cudaSetDevice(device_), "selecting the device"));
     auto* normalization = reinterpret_cast<Normalization*>(base);
-    RETURN_IF_ERROR(
-        ToStatus(LaunchNormalization(stream, in, places_.shape.rows * places_.shape.cols,
-                                     program_.x_exponent, state.scratch(), normalization),
-                 "finding the norm"));
+    NormalizationParams norm;
+    norm.in = in;
+    norm.count = places_.shape.rows * places_.shape.cols;
+    norm.exponent = program_.x_exponent;
+    norm.result = normalization;
+    norm.square_norm = square_norm;
+    norm.scratch = state.scratch();
+    RETURN_IF_ERROR(ToStatus(LaunchNormalization(stream, norm), "finding the norm"));
     RETURN_IF_ERROR(ToStatus(
         LaunchNormalize(stream, in, normalization, places_.shape, element_, base + places_.x[0]),
         "normalising"));

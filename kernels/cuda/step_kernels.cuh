@@ -9,6 +9,16 @@
 
 namespace dmuon::cuda {
 
+// to = the sum of all threads' squares; null: nowhere.
+__device__ __forceinline__ void LeaveSquareSum(const ReductionScratch& scratch, double squares,
+                                               double* to) {
+  if (to == nullptr) return;
+  const double block = BlockSum(squares);
+  if (!LeavePartials(scratch, block, 0)) return;
+  const double total = SumPartials(scratch.partials);
+  if (threadIdx.x == 0) *to = total;
+}
+
 // mean = (accumulate ? mean : 0) + (inputs[0] + inputs[1] + ...) / divisor, in rank order, in fp32;
 // square_sum = sum mean^2 in float64: 1e30 is large and not infinite, NaN and Inf arrive as themselves.
 template <typename T, bool kAligned, bool kAccumulate>
@@ -58,11 +68,7 @@ __global__ void __launch_bounds__(kThreads) MeanKernel(const __grid_constant__ M
       }
     }
   }
-  if (p.square_sum == nullptr) return;
-  const double block = BlockSum(squares);
-  if (!LeavePartials(p.scratch, block, 0)) return;
-  const double total = SumPartials(p.scratch.partials);
-  if (threadIdx.x == 0) *p.square_sum = total;
+  LeaveSquareSum(p.scratch, squares, p.square_sum);
 }
 
 // U = c G + mu (mu M + c G) with nesterov, else mu M + c G.
@@ -90,11 +96,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// M = mu M + c G;  W = W (1 - decay) - scale O, and W rounded to T beside it; void: not published.
+// M = mu M + c G;  W = W (1 - decay) - scale O, and W rounded to T beside it; void: not published. square_sum = sum O^2 in
+// float64, for telemetry.
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads)
     MuonCommitKernel(const __grid_constant__ MuonCommitParams p) {
   constexpr int kHalf = kQuads / 2;  // four streams in: half the quads keep as many loads in flight
+  double squares = 0;
   for (int64_t tile = blockIdx.x; tile * kTile < p.count; tile += gridDim.x) {
 #pragma unroll
     for (int half = 0; half < kQuads; half += kHalf) {
@@ -114,6 +122,8 @@ __global__ void __launch_bounds__(kThreads)
         for (int i = 0; i < 4; ++i) {
           m[q].at[i] = p.mu * m[q].at[i] + p.clip * g[q].at[i];
           w[q].at[i] = w[q].at[i] * p.keep - p.scale * o[q].at[i];
+          const double value = o[q].at[i];
+          squares += value * value;
         }
         StoreQuad<kAligned>(p.momentum, index, p.count, m[q]);
         StoreQuad<kAligned>(p.weight, index, p.count, w[q]);
@@ -122,6 +132,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
+  LeaveSquareSum(p.scratch, squares, p.square_sum);
 }
 
 // PyTorch's order of operations: decay, lerp, second moment, sqrt(v) / sqrt(correction2) + eps, addcdiv.

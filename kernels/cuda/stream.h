@@ -33,7 +33,8 @@ class StreamState {
   void Note(cudaError_t error, absl::string_view doing);
   void Note(const absl::Status& status);
 
-  // Small copies go through page-locked memory, so that they do not wait: a copy to pageable memory would.
+  // Small copies go through page-locked memory, so that they do not wait: a copy to pageable memory would. What is copied to
+  // the host is there once a mark behind it is reached.
   void CopyToHost(void* host, const void* device, size_t bytes);
   void CopyFromHost(void* device, const void* host, size_t bytes);
 
@@ -44,13 +45,15 @@ class StreamState {
   // Makes the stream's device the calling thread's.
   void Select();
 
-  // Waits, hands out what CopyToHost promised, and returns and forgets the first failure since the last call.
+  // Waits, hands out what CopyToHost still owes, and returns and forgets the first failure since the last call.
   absl::Status Synchronize();
 
  private:
   explicit StreamState(int device) : device_(device) {}
   // `bytes` of page-locked memory until the next Synchronize; null when it is used up.
   char* Stage(size_t bytes);
+  // Hands out the deliveries up to the one of this number.
+  void Deliver(size_t end);
 
   static constexpr uint64_t kMarks = 64;
   struct Delivery {
@@ -66,9 +69,11 @@ class StreamState {
   char* staging_ = nullptr;
   size_t staged_ = 0;
   std::vector<Delivery> deliveries_;  // capacity reserved; never grows
+  size_t delivered_ = 0;              // of them, handed out already
   absl::Status first_failure_;
   // Mark m waits in event m % kMarks. When all are under way, the last event moves on and stands for several.
   std::array<cudaEvent_t, kMarks> events_ = {};
+  std::array<size_t, kMarks> deliveries_before_ = {};
   uint64_t marked_ = 0;   // the last one that an event stands for
   uint64_t reached_ = 0;  // and the last one that was passed
 };

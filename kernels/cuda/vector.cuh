@@ -149,22 +149,30 @@ __device__ __forceinline__ float BlockMax(float value) {
   return max;
 }
 
-// Leaves this block's two values in the scratch; true in every thread of the block that comes last, which then finds all of
-// them there. The counter orders nothing but who does the final sum: the sum itself runs over the partials in their order.
-__device__ __forceinline__ bool LeavePartials(const ReductionScratch& scratch, double first,
-                                              double second) {
+// True in every thread of the block that comes last, which then finds all that the others have written before. The counter
+// orders nothing but who does the final sum: the sum itself runs over the partials in their order.
+__device__ __forceinline__ bool LastToLeave(unsigned* ticket) {
   __shared__ bool last;
+  __threadfence();
+  __syncthreads();
   if (threadIdx.x == 0) {
-    scratch.partials[blockIdx.x] = first;
-    scratch.partials[kMaxBlocks + blockIdx.x] = second;
-    __threadfence();
-    last = atomicAdd(scratch.ticket, 1u) == gridDim.x - 1;
-    if (last) *scratch.ticket = 0;
+    last = atomicAdd(ticket, 1u) == gridDim.x - 1;
+    if (last) *ticket = 0;
   }
   __syncthreads();
   const bool mine = last;
   __threadfence();
   return mine;
+}
+
+// Leaves this block's two values in the scratch, and tells whether it was the last.
+__device__ __forceinline__ bool LeavePartials(const ReductionScratch& scratch, double first,
+                                              double second) {
+  if (threadIdx.x == 0) {
+    scratch.partials[blockIdx.x] = first;
+    scratch.partials[kMaxBlocks + blockIdx.x] = second;
+  }
+  return LastToLeave(scratch.ticket);
 }
 
 // The sum of one column of partials, in thread 0.

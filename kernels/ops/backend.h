@@ -2,8 +2,9 @@
 //
 // A backend is stateless apart from what it found out about the machine; every method may be called from any worker at
 // once. Each operation is enqueued on a stream and may return before it is done; results, also scalars, are valid after
-// Synchronize. Nothing here allocates except Allocate, and nothing here throws or fails for reasons of data: NaN and Inf
-// go through. Pointers are to memory that this backend can read: its own, or a mapped arena.
+// Synchronize, or once a mark behind it is reached. Nothing here allocates except Allocate, and nothing here throws or fails
+// for reasons of data: NaN and Inf go through. Pointers are to memory that this backend can read: its own, or a mapped
+// arena.
 #ifndef DMUON_KERNELS_OPS_BACKEND_H_
 #define DMUON_KERNELS_OPS_BACKEND_H_
 

@@ -53,7 +53,7 @@ class Update {
   virtual void Commit(kernels::Stream stream, const UpdateInputs& inputs, std::byte* workspace) = 0;
   // One for each call of Newton-Schulz in a Compute; none where the route has none.
   virtual absl::Span<const BlockPlan> blocks() const { return {}; }
-  // What the last Commit measured, after Synchronize; as many as there are blocks.
+  // What the last Commit measured, once a mark behind it is reached; as many as there are blocks.
   virtual void Measures(absl::Span<BlockMeasures> /*out*/) const {}
 };
 

@@ -58,6 +58,10 @@ class HostArenas : public kernels::Backend {
     cuda_.MuonCommit(s, a);
   }
   void Adamw(kernels::Stream s, const kernels::AdamwArgs& a) override { cuda_.Adamw(s, a); }
+  bool measures_blocks() const override { return cuda_.measures_blocks(); }
+  void Orthogonality(kernels::Stream s, const kernels::OrthogonalityArgs& a) override {
+    cuda_.Orthogonality(s, a);
+  }
   void Publish(kernels::Stream s, const float* from, Dtype dtype, void* to,
                int64_t count) override {
     cuda_.Publish(s, from, dtype, to, count);

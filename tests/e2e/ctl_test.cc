@@ -101,7 +101,6 @@ TEST_F(Ctl, StepsShowsTheLastOnesWithTheirCost) {
 }
 
 TEST_F(Ctl, StepShowsWhatEachBlockDidInIt) {
-  if (OnDevice()) GTEST_SKIP() << "no device backend measures blocks yet";
   auto ranks = StartAll(endpoint(), {.job = "detailed", .world = 2});
   ASSERT_TRUE(TrainAll(ranks, 3).ok());
   for (auto& rank : ranks) ASSERT_TRUE(rank->session().WaitAllWeights().ok());

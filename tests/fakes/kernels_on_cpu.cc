@@ -3,6 +3,7 @@
 
 // clang-format off: the words of CUDA must be defined first
 #include "kernels/cuda/matrix_kernels.cuh"
+#include "kernels/cuda/measure_kernels.cuh"
 #include "kernels/cuda/step_kernels.cuh"
 // clang-format on
 
@@ -45,6 +46,8 @@ struct All {
   Register<&AdamwKernel<true>> adamw1;
   Register<&NormalizationKernel<false>> normalization0;
   Register<&NormalizationKernel<true>> normalization1;
+  Register<&OrthogonalityKernel<false>> orthogonality0;
+  Register<&OrthogonalityKernel<true>> orthogonality1;
 };
 const All g_all;
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -308,6 +309,56 @@ TEST_P(EachBackend, CommitMeasuresWithoutChangingABit) {
     double expected = 0;
     for (float x : o) expected += double{x} * x;
     EXPECT_NEAR(Host(measured.square_sum, 1)[0], expected, 1e-5 * expected) << count;
+  }
+}
+
+// ||O O^T - I||_F^2 / m itself up to eight rows: then all of them are in the sample.
+TEST_P(EachBackend, OrthogonalityOfAFewRowsIsTheErrorItself) {
+  if (!backend_->measures_blocks()) GTEST_SKIP() << "it does not measure";
+  for (const auto& [rows, cols] :
+       {std::pair<int64_t, int64_t>{1, 1}, {1, 300}, {300, 1}, {8, 8}, {7, 2000}, {2000, 7}}) {
+    const std::vector<float> o = Normal(rows * cols, kSeed, 0.3f);
+    const int64_t m = std::min(rows, cols), n = std::max(rows, cols);
+    const auto at = [&](int64_t i, int64_t k) {
+      return double{o[rows <= cols ? i * cols + k : k * cols + i]};
+    };
+    double expected = 0;
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t j = 0; j < m; ++j) {
+        double product = i == j ? -1 : 0;
+        for (int64_t k = 0; k < n; ++k) product += at(i, k) * at(j, k);
+        expected += product * product / static_cast<double>(m);
+      }
+    }
+    auto* error = Device(std::vector<double>{-1});
+    backend_->Orthogonality(
+        stream_, {.orthogonal = Device(o), .rows = rows, .cols = cols, .square_error = error});
+    EXPECT_NEAR(Host(error, 1)[0], expected, 1e-5 * expected) << rows << " x " << cols;
+  }
+}
+
+// A step reads what it measured without waiting for the device a second time.
+TEST_P(EachBackend, ACopyToTheHostIsThereOnceAMarkBehindItIsReached) {
+  float* memory = Device(std::vector<float>(3, 0));
+  // More copies and marks than there are events.
+  std::vector<std::vector<float>> values, got;
+  std::vector<uint64_t> marks;
+  for (int i = 0; i < 200; ++i) {
+    values.push_back({1.0f * static_cast<float>(i), 2, 3});
+    got.push_back({-1, -1, -1});
+  }
+  for (int i = 0; i < 200; ++i) {
+    backend_->CopyFromHost(stream_, memory, values[i].data(), 3 * sizeof(float));
+    backend_->CopyToHost(stream_, got[i].data(), memory, 3 * sizeof(float));
+    marks.push_back(backend_->Mark(stream_));
+  }
+  for (int i = 0; i < 200; ++i) {
+    const absl::Time deadline = absl::Now() + absl::Minutes(1);
+    absl::StatusOr<bool> reached = false;
+    while (reached.ok() && !*reached && absl::Now() < deadline)
+      reached = backend_->Reached(stream_, marks[i]);
+    ASSERT_TRUE(reached.ok() && *reached) << i;
+    ASSERT_EQ(got[i], values[i]) << i;
   }
 }
 

@@ -66,11 +66,13 @@ def elementwise(backend: Backend, results: Results, count: int) -> None:
         lambda: relative(update, g.double() + mu * (mu * m.double() + g.double())),
     )  # fmt: skip
     scale = torch.tensor(0.01, dtype=torch.float32).double().item()
+    squares = torch.zeros(1, dtype=torch.float64, device="cuda")
     measure(
-        backend, results, f"muon commit x {count}", 24 * count, lambda: backend.commit(m, g, w, o),
+        backend, results, f"muon commit x {count}", 24 * count, lambda: backend.commit(m, g, w, o, squares),
         lambda: max(
             relative(m, mu * m0.double() + g.double()),
             relative(w, w0.double() * (1 - 1e-4) - scale * o.double()),
+            abs(squares.item() / (o.double() ** 2).sum().item() - 1),
         ),
     )  # fmt: skip
     m.copy_(m0)
@@ -97,6 +99,22 @@ def elementwise(backend: Backend, results: Results, count: int) -> None:
         )  # fmt: skip
 
 
+def orthogonality(backend: Backend, results: Results, rows: int, cols: int) -> None:
+    """What telemetry costs, beside the Newton-Schulz of the same shape in the timing part."""
+    o = torch.linalg.qr(torch.randn(max(rows, cols), min(rows, cols), device="cuda"))[0]
+    o = (o.T if rows < cols else o).contiguous()
+    error = torch.zeros(1, dtype=torch.float64, device="cuda")
+
+    def make():
+        torch.cuda.synchronize()
+        backend.orthogonality(o, error)
+        backend.synchronize()
+        ms = median_ms(backend.torch_stream, lambda: backend.orthogonality(o, error), 20)
+        return {"error_of_an_orthogonal_matrix": error.item() ** 0.5, "ms": ms}
+
+    results.attempt(f"orthogonality {rows} x {cols}", make)
+
+
 def main() -> None:
     backend, results = open_part()
     results.put("copy_gb_per_s", copy_bandwidth())
@@ -111,6 +129,8 @@ def main() -> None:
     mean(backend, results, 2, BF16, torch.bfloat16, SMALL)
     elementwise(backend, results, COUNT)
     elementwise(backend, results, SMALL)
+    for rows, cols in ((1024, 4096), (4096, 1024), (4096, 14336)):
+        orthogonality(backend, results, rows, cols)
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ PROBE void probe_lookahead(void* stream, const float* momentum, const float* gra
       {.momentum = momentum, .gradient = gradient, .update = update, .count = count, .mu = 0.95f});
 }
 PROBE void probe_commit(void* stream, float* momentum, const float* gradient, float* weight,
-                        const float* orthogonal, int64_t count) {
+                        const float* orthogonal, int64_t count, double* square_sum) {
   g_backend->MuonCommit(Stream{stream}, {.momentum = momentum,
                                          .gradient = gradient,
                                          .weight = weight,
@@ -139,7 +139,14 @@ PROBE void probe_commit(void* stream, float* momentum, const float* gradient, fl
                                          .count = count,
                                          .mu = 0.95f,
                                          .decay = 1e-4f,
-                                         .scale = 0.01f});
+                                         .scale = 0.01f,
+                                         .square_sum = square_sum});
+}
+PROBE void probe_orthogonality(void* stream, const float* orthogonal, int64_t rows, int64_t cols,
+                               double* square_error) {
+  g_backend->Orthogonality(
+      Stream{stream},
+      {.orthogonal = orthogonal, .rows = rows, .cols = cols, .square_error = square_error});
 }
 PROBE void probe_adamw(void* stream, float* weight, float* exp_avg, float* exp_avg_sq,
                        const float* gradient, int64_t count, int64_t step) {

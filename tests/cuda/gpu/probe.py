@@ -89,8 +89,15 @@ class Backend:
             self._stream, _at(momentum), _at(gradient), _at(update), ctypes.c_int64(update.numel())
         )
 
-    def commit(self, m: torch.Tensor, g: torch.Tensor, w: torch.Tensor, o: torch.Tensor) -> None:
-        self._lib.probe_commit(self._stream, _at(m), _at(g), _at(w), _at(o), ctypes.c_int64(w.numel()))
+    def commit(
+        self, m: torch.Tensor, g: torch.Tensor, w: torch.Tensor, o: torch.Tensor, square_sum: torch.Tensor
+    ) -> None:
+        count = ctypes.c_int64(w.numel())
+        self._lib.probe_commit(self._stream, _at(m), _at(g), _at(w), _at(o), count, _at(square_sum))
+
+    def orthogonality(self, o: torch.Tensor, square_error: torch.Tensor) -> None:
+        rows, cols = (ctypes.c_int64(size) for size in o.shape)
+        self._lib.probe_orthogonality(self._stream, _at(o), rows, cols, _at(square_error))
 
     def adamw(self, w: torch.Tensor, m: torch.Tensor, v: torch.Tensor, g: torch.Tensor, step: int) -> None:
         count = ctypes.c_int64(w.numel())
