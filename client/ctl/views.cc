@@ -45,6 +45,7 @@ Tree SlotTree(const v1::DescribeSessionResponse& session, int slot, int owned) {
     tree["weight_bytes"] = m.weight_bytes();
     tree["state_bytes"] = m.state_bytes();
     tree["workspace_bytes"] = m.workspace_bytes();
+    tree["staging_bytes"] = m.staging_bytes();
   }
   for (const v1::AttachmentInfo& a : session.attachments()) {
     if (static_cast<int>(a.rank()) != slot) continue;
@@ -168,6 +169,7 @@ View SessionView(const v1::DescribeSessionResponse& session) {
                      {"WEIGHT", "weight_bytes", Unit::kBytes},
                      {"STATE", "state_bytes", Unit::kBytes},
                      {"WORKSPACE", "workspace_bytes", Unit::kBytes},
+                     {"STAGING", "staging_bytes", Unit::kBytes},
                      {"PID", "pid", Unit::kCount},
                      {"ALIVE", "alive", Unit::kYesNo}}},
                    {"placement",

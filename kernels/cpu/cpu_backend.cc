@@ -54,6 +54,10 @@ class CpuBackend final : public Backend {
     if (bytes > 0) std::memcpy(device, host, bytes);
   }
 
+  void Copy(Stream, void* to, const void* from, size_t bytes) override {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  }
+
   void MeanOverRanks(Stream, const MeanArgs& args) override {
     const double sum = SumChunks(args.count, [&](int64_t from, int64_t count) {
       return kernels_.mean(args.inputs.data(), static_cast<int64_t>(args.inputs.size()), args.dtype,

@@ -91,9 +91,8 @@ absl::Status CudaBackend::EnableAccess(const Backend& other) {
   int can = 0;
   RETURN_IF_ERROR(ToStatus(cudaDeviceCanAccessPeer(&can, device_, ordinal), "asking for peers"));
   if (can == 0) {
-    return absl::UnimplementedError(absl::StrCat(
-        "slots on ", name_, " and ", other.device(),
-        ", which cannot read each other's memory: NCCL between them is not built yet"));
+    return absl::UnimplementedError(
+        absl::StrCat(name_, " and ", other.device(), " cannot read each other's memory"));
   }
   RETURN_IF_ERROR(ToStatus(cudaSetDevice(device_), "selecting the device"));
   const cudaError_t enabled = cudaDeviceEnablePeerAccess(ordinal, 0);
@@ -147,6 +146,11 @@ void CudaBackend::CopyToHost(Stream stream, void* host, const void* device, size
 
 void CudaBackend::CopyFromHost(Stream stream, void* device, const void* host, size_t bytes) {
   Of(stream).CopyFromHost(device, host, bytes);
+}
+
+void CudaBackend::Copy(Stream stream, void* to, const void* from, size_t bytes) {
+  Of(stream).Note(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, Of(stream).get()),
+                  "copying");
 }
 
 void CudaBackend::MeanOverRanks(Stream stream, const kernels::MeanArgs& args) {

@@ -32,6 +32,7 @@ class CudaBackend : public kernels::Backend {
   absl::StatusOr<bool> Reached(kernels::Stream stream, uint64_t mark) override;
   void CopyToHost(kernels::Stream stream, void* host, const void* device, size_t bytes) override;
   void CopyFromHost(kernels::Stream stream, void* device, const void* host, size_t bytes) override;
+  void Copy(kernels::Stream stream, void* to, const void* from, size_t bytes) override;
 
   void MeanOverRanks(kernels::Stream stream, const kernels::MeanArgs& args) override;
   void Lookahead(kernels::Stream stream, const kernels::LookaheadArgs& args) override;
@@ -44,6 +45,7 @@ class CudaBackend : public kernels::Backend {
 
   bool shares_by_handle() const override { return true; }
   std::string device() const override { return name_; }
+  int ordinal() const override { return device_; }
   kernels::DeviceVersions versions() const override { return versions_; }
   absl::StatusOr<Backend*> OnDevice(absl::string_view device) override;
   absl::Status EnableAccess(const Backend& other) override;

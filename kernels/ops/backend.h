@@ -143,6 +143,8 @@ class Backend {
 
   virtual void CopyToHost(Stream stream, void* host, const void* device, size_t bytes) = 0;
   virtual void CopyFromHost(Stream stream, void* device, const void* host, size_t bytes) = 0;
+  // Within the memory of this device.
+  virtual void Copy(Stream stream, void* to, const void* from, size_t bytes) = 0;
 
   virtual void MeanOverRanks(Stream stream, const MeanArgs& args) = 0;
   virtual void Lookahead(Stream stream, const LookaheadArgs& args) = 0;
@@ -162,6 +164,8 @@ class Backend {
   virtual bool shares_by_handle() const { return false; }
   // This backend's device as other processes name it; empty without one. And what Import expects of them.
   virtual std::string device() const { return ""; }
+  // The same as this process numbers it.
+  virtual int ordinal() const { return 0; }
   virtual DeviceVersions versions() const { return {}; }
   // The backend on the device of that name, owned by this one. NOT_FOUND names the devices that there are.
   virtual absl::StatusOr<Backend*> OnDevice(absl::string_view device);

@@ -27,6 +27,7 @@ enum class Movement {
   // The root's to = the from of rank 0, then of rank 1, and so on: what a root that is to have the same bits as one that
   // reads the others' memory sums by itself, in rank order.
   kGather,
+  kSend,  // the peer's to = the root's from
 };
 
 // All ranks submit the same, in the same order, but for the addresses. Memory is this process's own on the rank's device,
@@ -34,10 +35,12 @@ enum class Movement {
 struct Exchange {
   Movement movement = Movement::kSum;
   int root = 0;
+  int peer = 0;  // of kSend, and not the root
   Dtype dtype = Dtype::kF32;
   int64_t count = 0;
-  const void* from = nullptr;  // not read on others than the root of kBroadcast
-  void* to = nullptr;          // not written on others than the root of kSumTo and kGather
+  const void* from = nullptr;  // not read on others than the root of kBroadcast and kSend
+  // Not written on others than the root of kSumTo and kGather, and the peer of kSend.
+  void* to = nullptr;
 };
 
 class DeviceCommunicator {
@@ -46,6 +49,8 @@ class DeviceCommunicator {
 
   virtual ~DeviceCommunicator() = default;  // ends what is under way
   virtual State state() const = 0;
+  // Whether it ever was kReady: what was aborted before that may not form the next time either.
+  virtual bool formed() const = 0;
   // Why it was aborted: the first cause. OK while it is not.
   virtual absl::Status cause() const = 0;
 
@@ -55,8 +60,8 @@ class DeviceCommunicator {
                                           const Exchange& exchange) = 0;
   // Whether the rank's part of it has ended. Never waits. Aborted: its cause.
   virtual absl::StatusOr<bool> Ended(int rank, uint64_t number) const = 0;
-  // Of all exchanges that every local rank has submitted, in order: daemons that differ would hang.
-  virtual uint64_t digest() const = 0;
+  // Of all exchanges that this local rank has submitted, in order: ranks that differ would hang. From the rank's own thread.
+  virtual uint64_t digest(int rank) const = 0;
 
   // Ends the epoch on this side: every exchange ends with `cause`. By all: on_abort tells the others. Never waits.
   virtual void Abort(const absl::Status& cause) = 0;

@@ -31,17 +31,19 @@ absl::string_view Name(Movement movement) {
     case Movement::kSumTo: return "sum to one";
     case Movement::kBroadcast: return "broadcast";
     case Movement::kGather: return "gather";
+    case Movement::kSend: return "send";
   }
   return "?";
 }
 
 std::string Text(const Exchange& e) {
   return absl::StrCat(Name(e.movement), " of ", e.count, " ", dmuon::Name(e.dtype), ", root ",
-                      e.root);
+                      e.root, e.movement == Movement::kSend ? absl::StrCat(", to ", e.peer) : "");
 }
 
 bool Same(const Exchange& a, const Exchange& b) {
-  return a.movement == b.movement && a.root == b.root && a.dtype == b.dtype && a.count == b.count;
+  return a.movement == b.movement && a.root == b.root && a.peer == b.peer && a.dtype == b.dtype &&
+         a.count == b.count;
 }
 
 uint64_t Extend(uint64_t digest, const Exchange& e) {
@@ -49,6 +51,7 @@ uint64_t Extend(uint64_t digest, const Exchange& e) {
   hash.Add(digest);
   hash.Add(static_cast<uint64_t>(e.movement));
   hash.Add(static_cast<uint64_t>(e.root));
+  hash.Add(static_cast<uint64_t>(e.peer));
   hash.Add(static_cast<uint64_t>(e.dtype));
   hash.Add(static_cast<uint64_t>(e.count));
   return hash.value();
@@ -88,8 +91,7 @@ absl::StatusOr<std::unique_ptr<DeviceCommunicator>> NcclCommunicator::Create(
   return std::unique_ptr<DeviceCommunicator>(std::move(made));
 }
 
-NcclCommunicator::NcclCommunicator(const DeviceCommunicatorOptions& options)
-    : options_(options), digest_(Fnv1a().value()) {
+NcclCommunicator::NcclCommunicator(const DeviceCommunicatorOptions& options) : options_(options) {
   const auto ring = static_cast<size_t>(options_.most_under_way);
   issued_time_.resize(ring);
   for (const auto& [rank, device] : options_.local)
@@ -112,18 +114,26 @@ DeviceCommunicator::State NcclCommunicator::state() const {
   return state_;
 }
 
+bool NcclCommunicator::formed() const {
+  absl::MutexLock lock(&mu_);
+  return formed_;
+}
+
 absl::Status NcclCommunicator::cause() const {
   absl::MutexLock lock(&mu_);
   return cause_;
 }
-
-uint64_t NcclCommunicator::digest() const { return digest_.load(std::memory_order_acquire); }
 
 NcclRank* NcclCommunicator::Find(int rank) const {
   for (const auto& local : locals_) {
     if (local->rank == rank) return local.get();
   }
   return nullptr;
+}
+
+uint64_t NcclCommunicator::digest(int rank) const {
+  const NcclRank* local = Find(rank);
+  return local == nullptr ? 0 : local->digest;
 }
 
 absl::StatusOr<uint64_t> NcclCommunicator::Submit(int rank, kernels::Stream stream,
@@ -147,6 +157,7 @@ absl::StatusOr<uint64_t> NcclCommunicator::Submit(int rank, kernels::Stream stre
   RETURN_IF_ERROR(ToStatus(cudaEventRecord(local->submitted_at[SlotOf(number)],
                                            static_cast<cuda::StreamState*>(stream.handle)->get()),
                            "marking the stream before an exchange"));
+  local->digest = Extend(local->digest, exchange);
   local->submitted.store(number, std::memory_order_release);
   absl::MutexLock lock(&mu_);
   news_ = true;
@@ -194,7 +205,8 @@ void NcclCommunicator::Run() {
   absl::Status status = Form();
   if (status.ok()) {
     absl::MutexLock lock(&mu_);
-    if (cause_.ok()) state_ = State::kReady;
+    formed_ = cause_.ok();
+    if (formed_) state_ = State::kReady;
   }
   while (status.ok()) status = Turn();
   absl::Status cause;
@@ -341,8 +353,6 @@ absl::Status NcclCommunicator::IssueNext() {
                              "marking the end of an exchange"));
   }
   issued_time_[slot] = now;
-  digest_.store(Extend(digest_.load(std::memory_order_relaxed), locals_[0]->exchanges[slot]),
-                std::memory_order_release);
   issued_ = number;
   return absl::OkStatus();
 }

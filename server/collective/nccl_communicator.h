@@ -30,11 +30,12 @@ class NcclCommunicator final : public DeviceCommunicator {
   ~NcclCommunicator() override;
 
   State state() const override;
+  bool formed() const override;
   absl::Status cause() const override;
   absl::StatusOr<uint64_t> Submit(int rank, kernels::Stream stream,
                                   const Exchange& exchange) override;
   absl::StatusOr<bool> Ended(int rank, uint64_t number) const override;
-  uint64_t digest() const override;
+  uint64_t digest(int rank) const override;
   void Abort(const absl::Status& cause) override;
 
  private:
@@ -74,10 +75,10 @@ class NcclCommunicator final : public DeviceCommunicator {
   std::vector<std::unique_ptr<NcclRank>> locals_;
   uint64_t issued_ = 0, ended_ = 0;      // of the issuing thread: by all local ranks
   std::vector<absl::Time> issued_time_;  // ring
-  std::atomic<uint64_t> digest_;
 
   mutable absl::Mutex mu_;
   State state_ ABSL_GUARDED_BY(mu_) = State::kForming;
+  bool formed_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status cause_ ABSL_GUARDED_BY(mu_);
   bool closing_ ABSL_GUARDED_BY(mu_) = false;   // the destructor waits
   bool finished_ ABSL_GUARDED_BY(mu_) = false;  // the issuing thread has left the library

@@ -9,7 +9,7 @@ namespace dmuon::server {
 class DeviceCommunicators;
 
 // Raised whenever device_communicator.h or kernels/cuda/stream.h change what the two sides share.
-constexpr uint32_t kNcclModuleAbi = 1;
+constexpr uint32_t kNcclModuleAbi = 2;
 constexpr char kNcclModuleEntry[] = "dmuon_nccl_open";
 constexpr char kNcclModuleFile[] = "libdmuon_nccl.so";
 

@@ -60,6 +60,11 @@ ncclResult_t NcclRank::Issue(const Exchange& e, int ranks) const {
     case Movement::kBroadcast:
       return ncclBroadcast(e.from, e.to, count, type, e.root, communicator, stream);
     case Movement::kGather: return Gather(e, ranks);
+    case Movement::kSend: {
+      if (rank == e.root) return ncclSend(e.from, count, type, e.peer, communicator, stream);
+      if (rank == e.peer) return ncclRecv(e.to, count, type, e.root, communicator, stream);
+      return ncclSuccess;
+    }
   }
   return ncclInvalidArgument;
 }

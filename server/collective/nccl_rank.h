@@ -29,6 +29,7 @@ struct NcclRank {
   // Of the issuing thread.
   ncclComm_t communicator = nullptr;
   cudaStream_t stream = nullptr;
+  uint64_t digest = 0;  // of the rank's own thread: of what it has submitted
   // Of the rank's own thread until the exchange is submitted, then of the issuing thread. Exchange n is at n % size.
   std::vector<Exchange> exchanges;
   std::vector<cudaEvent_t> submitted_at;  // what was on the rank's stream before it

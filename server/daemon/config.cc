@@ -140,6 +140,7 @@ absl::Status Check(const LoadedConfig& loaded) {
   RETURN_IF_ERROR(check.OneOf(c.backend(), "backend", {"auto", "cpu", "cuda"}));
   RETURN_IF_ERROR(check.Seconds(c.formation_timeout_seconds(), "formation_timeout_seconds", false));
   RETURN_IF_ERROR(check.Seconds(c.step_timeout_seconds(), "step_timeout_seconds", false));
+  RETURN_IF_ERROR(check.Seconds(c.exchange_timeout_seconds(), "exchange_timeout_seconds", false));
   RETURN_IF_ERROR(check.Seconds(c.orphan_ttl_seconds(), "orphan_ttl_seconds", true));
   RETURN_IF_ERROR(check.Refuse(c.orphan_ttl_seconds() != 0, "orphan_ttl_seconds",
                                "state goes with its last trainer, so only 0 is there"));

@@ -52,6 +52,7 @@ SessionLimits Limits(const config::v1::Config& config) {
   SessionLimits limits;
   limits.formation_timeout = absl::Seconds(config.formation_timeout_seconds());
   limits.step_timeout = absl::Seconds(config.step_timeout_seconds());
+  limits.exchange_timeout = absl::Seconds(config.exchange_timeout_seconds());
   limits.max_sessions = static_cast<int>(config.max_sessions());
   limits.max_session_bytes = config.max_session_bytes();
   return limits;

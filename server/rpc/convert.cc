@@ -294,6 +294,7 @@ v1::ConfigureGroupsResponse ToProto(const Configured& configured) {
     response.add_boundaries()->set_window(static_cast<uint32_t>(window));
   response.set_state_bytes(configured.memory.state_bytes);
   response.set_workspace_bytes(configured.memory.workspace_bytes);
+  response.set_staging_bytes(configured.memory.staging_bytes);
   return response;
 }
 
@@ -331,9 +332,7 @@ v1::SessionSummary Summary(const SessionDescription& session) {
   summary.set_step(session.step);
   summary.set_parameters(static_cast<uint32_t>(session.table.parameters.size()));
   uint64_t bytes = 0;
-  for (const SlotMemory& m : session.memory) {
-    bytes += m.grad_bytes + m.weight_bytes + m.state_bytes + m.workspace_bytes;
-  }
+  for (const SlotMemory& m : session.memory) bytes += m.total();
   summary.set_bytes(bytes);
   summary.set_uid(session.uid);
   summary.set_imbalance(session.placement.imbalance);
@@ -361,6 +360,7 @@ v1::DescribeSessionResponse ToProto(const SessionDescription& session) {
     memory.set_weight_bytes(m.weight_bytes);
     memory.set_state_bytes(m.state_bytes);
     memory.set_workspace_bytes(m.workspace_bytes);
+    memory.set_staging_bytes(m.staging_bytes);
   }
   return response;
 }

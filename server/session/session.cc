@@ -80,6 +80,8 @@ Session::Session(SessionId id, uid_t uid, const OpenSpec& first, kernels::Backen
 Session::~Session() {
   // All workers are told before any is waited for: they may be waiting for each other.
   for (const auto& worker : workers_) worker->Stop();
+  for (const auto& worker : workers_) worker->Join();
+  context_.exchanges.reset();  // it may be moving what the workers own
   workers_.clear();
   for (int r = 0; r < static_cast<int>(ranks_.size()); ++r) {
     absl::MutexLock lock(&mu_);
@@ -222,13 +224,52 @@ absl::Status Session::CheckOptimizer(const OptimizerSpec& spec) const {
   return kernels::Validate(spec.newton_schulz);
 }
 
-// Slots read each other's arenas and weights.
+// Slots read each other's arenas and weights. Where one pair of devices cannot, the whole session exchanges.
 absl::Status Session::ConnectDevices() {
   for (kernels::Backend* one : context_.backends) {
     for (kernels::Backend* other : context_.backends) {
-      if (one != other) RETURN_IF_ERROR(one->EnableAccess(*other));
+      if (one == other) continue;
+      const absl::Status enabled = one->EnableAccess(*other);
+      if (absl::IsUnimplemented(enabled)) return PrepareExchanges(enabled);
+      RETURN_IF_ERROR(enabled);
     }
   }
+  return absl::OkStatus();
+}
+
+absl::Status Session::PrepareExchanges(const absl::Status& why) {
+  const auto refused = [&](absl::string_view what) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("session '%s': %s, so gradients and weights travel by NCCL: %s", name(),
+                        why.message(), what));
+  };
+  DeviceCommunicatorOptions options;
+  std::map<std::string, int> rank_on;
+  for (int r = 0; r < context_.slots(); ++r) {
+    const kernels::Backend& backend = *context_.backends[r];
+    const auto [on, first] = rank_on.emplace(backend.device(), r);
+    if (!first) {
+      return refused(
+          absl::StrFormat("ranks %d and %d are both on %s, and NCCL takes one rank a device; give "
+                          "each rank a GPU of "
+                          "its own, or all ranks GPUs that can read each other",
+                          on->second, r, backend.device()));
+    }
+    options.devices.push_back(backend.device());
+    options.local.push_back({r, backend.ordinal()});
+  }
+  const absl::StatusOr<DeviceCommunicators*> library = LoadDeviceCommunicators();
+  if (!library.ok()) {
+    return refused(absl::StrFormat(
+        "%s; install libdmuon_nccl.so beside dmuond and libnccl.so.2 where the loader finds it, or "
+        "run on GPUs that can read each other",
+        library.status().message()));
+  }
+  options.join_timeout = std::min(options.join_timeout, formation_timeout_);
+  options.exchange_timeout = limits_.exchange_timeout;
+  context_.exchanges = std::make_unique<ExchangeQueue>(context_.plan, **library, options);
+  Log(LogLevel::kInfo, "session_exchanges",
+      {{"session", name()}, {"by", (*library)->description()}, {"reason", why.message()}});
   return absl::OkStatus();
 }
 
@@ -236,16 +277,15 @@ absl::Status Session::ConnectDevices() {
 absl::Status Session::CheckAvailable(const std::vector<std::unique_ptr<Worker>>& workers) const {
   std::map<kernels::Backend*, uint64_t> needed;
   for (size_t s = 0; s < workers.size(); ++s) {
-    const SlotMemory m = workers[s]->memory();
-    needed[context_.backends[s]] +=
-        m.grad_bytes + m.weight_bytes + m.state_bytes + m.workspace_bytes;
+    needed[context_.backends[s]] += workers[s]->memory().total();
   }
   for (const auto& [backend, bytes] : needed) {
     const uint64_t available = backend->available_bytes().value_or(AvailableMemory());
     if (bytes <= available) continue;
     const auto slots = std::count(context_.backends.begin(), context_.backends.end(), backend);
     return absl::ResourceExhaustedError(absl::StrFormat(
-        "session '%s': needs %d bytes (arenas, state and workspace of %d slots), %s has %d "
+        "session '%s': needs %d bytes (arenas, state, workspace and staging of %d slots), %s has "
+        "%d "
         "available",
         name(), bytes, slots, by_handle_ ? backend->device() : "the machine", available));
   }
@@ -306,19 +346,20 @@ absl::Status Session::BuildSlots() {
   uint64_t bytes = 0;
   for (int s = 0; s < slots; ++s) {
     ASSIGN_OR_RETURN(std::unique_ptr<Worker> worker, Worker::Plan(context_, SlotId(s)));
-    const SlotMemory m = worker->memory();
-    bytes += m.grad_bytes + m.weight_bytes + m.state_bytes + m.workspace_bytes;
+    bytes += worker->memory().total();
     blocks.push_back(worker->blocks().size());
     workers.push_back(std::move(worker));
   }
   context_.log = std::make_unique<StepLog>(blocks, kRememberedSteps);
   if (bytes > limits_.max_bytes) {
-    return absl::ResourceExhaustedError(absl::StrFormat(
-        "session '%s': needs %d bytes (arenas, state and workspace of %d slots), max_session_bytes "
-        "is %d",
-        name(), bytes, slots, limits_.max_bytes));
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("session '%s': needs %d bytes (arenas, state, workspace and staging of %d "
+                        "slots), max_session_bytes "
+                        "is %d",
+                        name(), bytes, slots, limits_.max_bytes));
   }
   RETURN_IF_ERROR(CheckAvailable(workers));
+  if (context_.exchanges != nullptr) RETURN_IF_ERROR(context_.exchanges->Form());
   RETURN_IF_ERROR(BuildArenas());
   for (const auto& worker : workers) RETURN_IF_ERROR(worker->Allocate());
   for (const auto& worker : workers) worker->Start();

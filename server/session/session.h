@@ -28,7 +28,8 @@ class Session {
   struct Limits {
     absl::Duration formation_timeout;
     absl::Duration step_timeout;
-    uint64_t max_bytes = 0;  // arenas, state and workspace
+    absl::Duration exchange_timeout;
+    uint64_t max_bytes = 0;  // arenas, state, workspace and staging
   };
 
   // `first` is the spec of the first rank that came: checked, and what the others are compared with. `costs`: as measured
@@ -102,6 +103,7 @@ class Session {
   absl::Status CheckOptimizer(const OptimizerSpec& spec) const;
   absl::Status BuildSlots();
   absl::Status ConnectDevices();
+  absl::Status PrepareExchanges(const absl::Status& why);
   absl::Status CheckAvailable(const std::vector<std::unique_ptr<Worker>>& workers) const;
   absl::Status BuildArenas();
   absl::StatusOr<Registered> Import(const Trainer& trainer, int rank,
@@ -135,6 +137,9 @@ class Session {
   // Fixed from the end of Configure on; before it only its completing caller touches it (and table, mesh, plan).
   StepContext context_;
   std::vector<std::unique_ptr<Worker>> workers_;  // by slot
+
+  absl::Mutex
+      publishing_;  // one publication outside of steps at a time; held while it is under way
 
   mutable absl::Mutex mu_;
   SessionState state_ ABSL_GUARDED_BY(mu_) = SessionState::kForming;

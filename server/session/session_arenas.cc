@@ -11,7 +11,6 @@
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "server/session/session.h"
-#include "server/step/publish.h"
 
 namespace dmuon::server {
 
@@ -157,13 +156,9 @@ absl::Status Session::Adopt() {
     }
   }
   context_.arenas_there = true;
+  absl::MutexLock lock(&publishing_);
   for (int s = 0; s < context_.slots(); ++s) {
-    absl::Status published;
-    RETURN_IF_ERROR(workers_[s]->Run(0, [&](kernels::Stream stream) {
-      for (ParameterId p : context_.plan.owned[s]) WriteWeight(context_, stream, p);
-      published = context_.backends[s]->Synchronize(stream);
-    }));
-    RETURN_IF_ERROR(published);
+    RETURN_IF_ERROR(workers_[s]->Publish(context_.plan.owned[s]));
   }
   return absl::OkStatus();
 }
@@ -199,10 +194,7 @@ absl::Status Session::ReleaseGone() {
     for (int r : gone) context_.withdrawn[r] = true;
   }
   // What a worker has enqueued before it saw that is over, and nothing follows.
-  for (int s = 0; s < context_.slots(); ++s) {
-    const auto settle = [&](kernels::Stream stream) { Settle(*context_.backends[s], stream); };
-    workers_[s]->Run(0, settle).IgnoreError();
-  }
+  for (const auto& worker : workers_) worker->Quiesce();
   std::vector<Reaper::Ticket> closing;
   {
     absl::MutexLock lock(&mu_);

@@ -6,7 +6,6 @@
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
 #include "server/session/session.h"
-#include "server/step/publish.h"
 
 namespace dmuon::server {
 
@@ -88,10 +87,13 @@ absl::Status Session::WriteState(const std::string& parameter, StateKind kind,
     }
     kernels::Backend& backend = BackendOf(located.parameter);
     backend.CopyFromHost(stream, Array(state, kind), data.data(), located.bytes);
-    if (kind == StateKind::kWeight) WriteWeight(context_, stream, located.parameter);
     device = backend.Synchronize(stream);
   }));
-  return device;
+  RETURN_IF_ERROR(device);
+  if (kind != StateKind::kWeight) return absl::OkStatus();
+  absl::MutexLock lock(&publishing_);
+  return workers_[placement_.owner[located.parameter.index()].index()]->Publish(
+      {located.parameter});
 }
 
 }  // namespace dmuon::server

@@ -134,10 +134,11 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Impl::Join(const Trainer&
         absl::StrFormat("sessions: max_sessions is %d", limits.max_sessions));
   }
   const SessionId id(next_id++);
-  auto session = std::make_shared<Session>(
-      id, trainer.uid, spec, backend, closer,
-      Session::Limits{limits.formation_timeout, limits.step_timeout, limits.max_session_bytes},
-      costs);
+  auto session =
+      std::make_shared<Session>(id, trainer.uid, spec, backend, closer,
+                                Session::Limits{limits.formation_timeout, limits.step_timeout,
+                                                limits.exchange_timeout, limits.max_session_bytes},
+                                costs);
   by_id[id] = session;
   by_name[spec.job] = session;
   Log(LogLevel::kInfo, "session_forming",

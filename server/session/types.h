@@ -90,6 +90,11 @@ struct SlotMemory {
   uint64_t weight_bytes = 0;
   uint64_t state_bytes = 0;
   uint64_t workspace_bytes = 0;
+  uint64_t staging_bytes = 0;  // of exchanges, where devices cannot read each other
+
+  uint64_t total() const {
+    return grad_bytes + weight_bytes + state_bytes + workspace_bytes + staging_bytes;
+  }
 };
 
 struct Configured {

@@ -14,6 +14,7 @@
 #include "kernels/ops/backend.h"
 #include "proto/wire/control_page.h"
 #include "server/collective/communicator.h"
+#include "server/collective/exchange_queue.h"
 #include "server/memory/arena.h"
 #include "server/memory/memfd.h"
 #include "server/parameter/parameter.h"
@@ -35,7 +36,7 @@ struct SlotArenas {
 struct StepContext {
   explicit StepContext(std::string session_name) : name(std::move(session_name)) {}
 
-  // The generation of communicators; it will change when membership does.
+  // Of the membership, as records carry it. Communicators of devices have epochs of their own (exchange_queue.h).
   static constexpr uint64_t kEpoch = 1;
 
   // Fixed once the workers run.
@@ -52,6 +53,7 @@ struct StepContext {
   std::vector<SlotArenas> arenas;     // by slot
   std::vector<ParameterState> state;  // by parameter; written by its owner's worker alone
   std::unique_ptr<Communicator> communicator;
+  std::unique_ptr<ExchangeQueue> exchanges;  // null: slots read each other's memory
   std::unique_ptr<StepLog> log;
 
   // Whether the slots' GRAD and WEIGHT arenas are there; false until all trainers have registered theirs.

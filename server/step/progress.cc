@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "absl/time/clock.h"
-#include "server/step/publish.h"
 
 namespace dmuon::server {
 namespace {
@@ -15,12 +14,13 @@ constexpr absl::Duration kAskDevice = absl::Microseconds(20);
 
 }  // namespace
 
-Progress::Progress(StepContext& context, SlotId slot, kernels::Stream stream)
+Progress::Progress(StepContext& context, SlotId slot, kernels::Stream stream,
+                   std::unique_ptr<Courier> courier)
     : context_(context),
       slot_(slot),
       stream_(stream),
       records_(context, slot),
-      reducer_(context, slot, stream) {}
+      courier_(std::move(courier)) {}
 
 absl::Status Progress::Run(uint64_t step, absl::FunctionRef<void(kernels::Stream)> work) {
   Task task{step, work};
@@ -58,6 +58,11 @@ void Progress::Stop() {
 }
 
 void Progress::Drain() {
+  DrainRing();
+  courier_->Advance(/*gradients=*/false);
+}
+
+void Progress::DrainRing() {
   if (!refused_) {
     if (const absl::Status status = records_.Drain(); !status.ok()) {
       refused_ = true;
@@ -65,18 +70,18 @@ void Progress::Drain() {
     }
   }
   if (!records_.materializations().empty()) {
-    FillWindows(context_, slot_, stream_, step_, records_.materializations());
+    courier_->FillWindows(step_, records_.materializations());
   }
 }
 
 void Progress::Once() {
-  Drain();
-  reducer_.ReduceReady(records_.generation());
+  DrainRing();
+  courier_->FetchReady(records_.generation());
 }
 
 absl::Duration Progress::Patience() const {
   const bool device =
-      reducer_.Reading() ||
+      courier_->Busy() ||
       std::any_of(records_.materializations().begin(), records_.materializations().end(),
                   [](const Materialization& m) { return m.mark.has_value(); });
   return device ? kAskDevice : kLookAgain;
@@ -86,7 +91,8 @@ void Progress::DrainUntil(absl::FunctionRef<bool()> done) {
   const wire::ControlPage& page = context_.page(slot_);
   while (!done()) {
     const uint32_t seen = page.DaemonDoorbell();
-    Drain();
+    DrainRing();
+    courier_->Advance(/*gradients=*/true);
     page.DaemonWait(seen, kAskDevice);
   }
 }

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -15,14 +16,15 @@
 #include "absl/time/time.h"
 #include "kernels/ops/backend.h"
 #include "server/step/context.h"
+#include "server/step/courier.h"
 #include "server/step/record_table.h"
-#include "server/step/reduce.h"
 
 namespace dmuon::server {
 
 class Progress {
  public:
-  Progress(StepContext& context, SlotId slot, kernels::Stream stream);
+  Progress(StepContext& context, SlotId slot, kernels::Stream stream,
+           std::unique_ptr<Courier> courier);
 
   // Any thread. Runs `work` on the worker's thread between two steps, once its state has reached `step`, and returns
   // when it is done; UNAVAILABLE when the worker is stopped instead.
@@ -38,11 +40,11 @@ class Progress {
   // Drains the ring and fills windows, and touches no state: for use between the parameters of a step. Gradients of the
   // next step wait: they would take the place of those that this step still needs.
   void Drain();
-  // Drains until `done`, which a device makes true.
+  // The same until `done`, which devices make true, of this slot or of others. Nothing of this step needs its gradients any more.
   void DrainUntil(absl::FunctionRef<bool()> done);
 
   RecordTable& records() { return records_; }
-  Reducer& reducer() { return reducer_; }
+  Courier& courier() { return *courier_; }
   // The last step that this slot's state has committed.
   uint64_t step() const { return step_; }
   void SetStep(uint64_t step) { step_ = step; }
@@ -54,6 +56,7 @@ class Progress {
     bool taken = false;  // the worker runs it now
     bool done = false;
   };
+  void DrainRing();
   void Once();
   void ServeTasks();
   // How long a wait may last before it looks again.
@@ -63,7 +66,7 @@ class Progress {
   const SlotId slot_;
   const kernels::Stream stream_;
   RecordTable records_;
-  Reducer reducer_;
+  const std::unique_ptr<Courier> courier_;
   uint64_t step_ = 0;
   bool refused_ = false;  // a record broke the protocol: no more is read
   std::atomic<bool> stopped_{false};

@@ -5,9 +5,7 @@
 #include "base/status_macros.h"
 
 namespace dmuon::server {
-namespace {
 
-// `by`: the slot whose worker this is.
 void WriteInto(StepContext& context, SlotId by, kernels::Stream stream, ParameterId p,
                SlotId slot) {
   if (!context.Reachable(slot)) return;
@@ -19,13 +17,19 @@ void WriteInto(StepContext& context, SlotId by, kernels::Stream stream, Paramete
                               held.size());
 }
 
-bool AllAt(const StepContext& context, const std::vector<ParameterId>& parameters, uint64_t step) {
+bool AllCommitted(const StepContext& context, const std::vector<ParameterId>& parameters,
+                  uint64_t step) {
   return std::all_of(parameters.begin(), parameters.end(), [&](ParameterId p) {
     return context.version[p.index()].load(std::memory_order_seq_cst) >= step;
   });
 }
 
-}  // namespace
+void GrantWindow(StepContext& context, SlotId slot, const Materialization& filled) {
+  const wire::ControlPage& page = context.page(slot);
+  page.boundary(filled.boundary.value())
+      .window_grant.store(filled.ticket, std::memory_order_release);
+  page.RingTrainer();
+}
 
 void WriteWeight(StepContext& context, kernels::Stream stream, ParameterId parameter) {
   if (context.z3) return;
@@ -36,9 +40,9 @@ void WriteWeight(StepContext& context, kernels::Stream stream, ParameterId param
 void MarkPublished(StepContext& context, ParameterId parameter, uint64_t step) {
   context.version[parameter.index()].store(step, std::memory_order_seq_cst);
   const BoundaryId b = context.parameter(parameter).boundary;
-  if (!AllAt(context, context.plan.parameters[b.index()], step)) return;
+  if (!AllCommitted(context, context.plan.parameters[b.index()], step)) return;
   const bool all = std::all_of(context.plan.parameters.begin(), context.plan.parameters.end(),
-                               [&](const auto& of) { return AllAt(context, of, step); });
+                               [&](const auto& of) { return AllCommitted(context, of, step); });
   for (int s = 0; s < context.slots(); ++s) {
     const wire::ControlPage& page = context.page(SlotId(s));
     page.boundary(b.value()).weights_version.store(step, std::memory_order_release);
@@ -54,7 +58,7 @@ void FillWindows(StepContext& context, SlotId slot, kernels::Stream stream, uint
   const auto filled = [&](Materialization& m) {
     if (!m.mark.has_value()) {
       const std::vector<ParameterId>& parameters = context.plan.parameters[m.boundary.index()];
-      if (!AllAt(context, parameters, step)) return false;
+      if (!AllCommitted(context, parameters, step)) return false;
       // One-sided: the owners cannot move on before this slot has sent its next STEP, and this worker is here.
       for (ParameterId p : parameters) WriteInto(context, slot, stream, p, slot);
       m.mark = backend.Mark(stream);
@@ -65,9 +69,7 @@ void FillWindows(StepContext& context, SlotId slot, kernels::Stream stream, uint
       return true;
     }
     if (!*reached) return false;
-    const wire::ControlPage& page = context.page(slot);
-    page.boundary(m.boundary.value()).window_grant.store(m.ticket, std::memory_order_release);
-    page.RingTrainer();
+    GrantWindow(context, slot, m);
     return true;
   };
   wanted.erase(std::remove_if(wanted.begin(), wanted.end(), filled), wanted.end());

@@ -21,6 +21,7 @@ struct Materialization {
   BoundaryId boundary;
   uint64_t ticket = 0;
   std::optional<uint64_t> mark;  // once it is enqueued: the backend's, behind it
+  uint64_t position = 0;         // and behind its exchanges, where there are any
 };
 
 class RecordTable {

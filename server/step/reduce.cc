@@ -1,9 +1,8 @@
 #include "server/step/reduce.h"
 
 #include <algorithm>
-#include <limits>
 
-#include "absl/time/clock.h"
+#include "server/step/micros.h"
 
 namespace dmuon::server {
 
@@ -22,12 +21,6 @@ Reducer::Reducer(StepContext& context, SlotId slot, kernels::Stream stream)
   }
 }
 
-// Micros of `generation` that `slot` has sent for the boundary.
-uint32_t Reducer::Announced(SlotId slot, BoundaryId boundary, uint64_t generation) const {
-  const uint64_t mark = context_.communicator->Announced(slot, boundary);
-  return mark >> 16 == generation ? static_cast<uint32_t>(mark & 0xffff) : 0;
-}
-
 Reducer::Progress& Reducer::At(BoundaryId boundary, uint64_t generation) {
   Progress& progress = progress_[boundary.index()];
   if (progress.generation != generation) progress = {generation, 0};
@@ -39,24 +32,11 @@ bool Reducer::Has(BoundaryId boundary, uint64_t generation) const {
   return progress.generation == generation && progress.micros > 0;
 }
 
-// Micros of `generation` that no rank will add anything to.
-uint32_t Reducer::Readable(BoundaryId boundary, uint64_t generation) const {
-  uint32_t fewest = std::numeric_limits<uint32_t>::max(), most = 0;
-  for (int s = 0; s < context_.slots(); ++s) {
-    // Closed first: what was announced before it is then seen.
-    const bool closed = context_.closed_generation[s].load(std::memory_order_acquire) >= generation;
-    const uint32_t announced = Announced(SlotId(s), boundary, generation);
-    most = std::max(most, announced);
-    if (!closed) fewest = std::min(fewest, announced);
-  }
-  return std::min(fewest, most);
-}
-
 void Reducer::ReduceReady(uint64_t generation) {
   DropBefore(generation);
   for (BoundaryId b : boundaries_) {
     Progress& progress = At(b, generation);
-    while (progress.micros < Readable(b, generation)) ReadMicro(b, progress);
+    while (progress.micros < ReadableMicros(context_, b, generation)) ReadMicro(b, progress);
   }
   Settle();
 }
@@ -71,16 +51,12 @@ void Reducer::DropBefore(uint64_t generation) {
 void Reducer::ReduceRest(uint64_t generation) {
   for (BoundaryId b : boundaries_) {
     Progress& progress = At(b, generation);
-    uint32_t most = 0;
-    for (int s = 0; s < context_.slots(); ++s) {
-      most = std::max(most, Announced(SlotId(s), b, generation));
-    }
-    while (progress.micros < most) ReadMicro(b, progress);
+    const uint32_t sent = SentMicros(context_, b, generation);
+    while (progress.micros < sent) ReadMicro(b, progress);
   }
 }
 
 void Reducer::ReadMicro(BoundaryId boundary, Progress& progress) {
-  const absl::Time start = absl::Now();
   const uint32_t micro = progress.micros;
   for (ParameterId p : owned_[boundary.index()]) {
     const Dtype dtype = context_.optimizer.parameters[p.index()].grad_dtype;
@@ -89,7 +65,7 @@ void Reducer::ReadMicro(BoundaryId boundary, Progress& progress) {
     for (const Piece& piece : context_.plan.transfers[p.index()].pieces) {
       inputs_.clear();
       for (SlotId holder : piece.holders) {
-        if (Announced(holder, boundary, progress.generation) <= micro) continue;
+        if (AnnouncedMicros(context_, holder, boundary, progress.generation) <= micro) continue;
         if (!context_.Reachable(holder)) continue;  // it has left: nothing will come of this step
         inputs_.push_back(context_.arenas[holder.index()].grad.data() +
                           context_.layout.grad_offset[p.index()] +
@@ -114,7 +90,6 @@ void Reducer::ReadMicro(BoundaryId boundary, Progress& progress) {
   unread_.push_back({boundary, wire::ConsumedMark(progress.generation, micro),
                      context_.backend(slot_).Mark(stream_)});
   Settle();
-  seconds_ += absl::ToDoubleSeconds(absl::Now() - start);
 }
 
 void Reducer::Settle() {
@@ -145,7 +120,5 @@ void Reducer::MarkConsumed(BoundaryId boundary, uint64_t mark) {
     if (before < all) page.RingTrainer();
   }
 }
-
-double Reducer::TakeSeconds() { return std::exchange(seconds_, 0); }
 
 }  // namespace dmuon::server

@@ -1,4 +1,5 @@
-// Stage 1, from the owner's side: the mean over ranks of each owned parameter's gradient, summed over micros.
+// Stage 1, from the owner's side, where slots read each other's memory: the mean over ranks of each owned parameter's gradient,
+// summed over micros.
 #ifndef DMUON_SERVER_STEP_REDUCE_H_
 #define DMUON_SERVER_STEP_REDUCE_H_
 
@@ -28,16 +29,11 @@ class Reducer {
   // Whether any micro of the boundary came in `generation`.
   bool Has(BoundaryId boundary, uint64_t generation) const;
 
-  // Seconds spent reading since the last call.
-  double TakeSeconds();
-
  private:
   struct Progress {
     uint64_t generation = 0;
     uint32_t micros = 0;  // read so far in that generation
   };
-  uint32_t Announced(SlotId slot, BoundaryId boundary, uint64_t generation) const;
-  uint32_t Readable(BoundaryId boundary, uint64_t generation) const;
   void DropBefore(uint64_t generation);
   // A micro that was enqueued: when the device passes `mark`, all of it was read.
   struct Unread {
@@ -58,7 +54,6 @@ class Reducer {
   std::vector<const void*> inputs_;
   std::vector<Unread> unread_;  // in the order of the stream; reserved
   uint64_t generation_ = 1;     // what is before it has been dropped
-  double seconds_ = 0;
 };
 
 }  // namespace dmuon::server

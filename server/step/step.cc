@@ -55,7 +55,7 @@ void Step::Run() {
     Publish(committed);            // 4 publish: into every trainer's WEIGHT arena
     progress_.Drain();             //   nobody waits for this slot meanwhile
   }
-  FinishPublishing();  //   a device may still be at it
+  FinishPublishing();  //   devices may still be at it
   Measure(clipped);    // what each block did, for the step's record
 
   report_.total = Since(start);
@@ -77,7 +77,7 @@ Step::Step(StepContext& context, SlotId slot, kernels::Stream stream, Progress& 
       present_(owned_.size(), false),
       piece_sums_(PieceCount(context, slot), 0),
       square_sums_(owned_.size(), 0),
-      marks_(owned_.size(), 0),
+      sent_(owned_.size()),
       norms_squared_(context.table.parameters.size(), 0) {
   for (const auto& update : updates_) {
     first_block_.push_back(blocks_.size());
@@ -135,22 +135,35 @@ absl::StatusOr<Step::Arrived> Step::Gather(const wire::Record& record) {
 // Whatever of this generation has not been read yet, and which parameters had a gradient anywhere.
 absl::StatusOr<Step::Reduced> Step::Reduce(const Arrived& arrived) {
   const absl::Time start = absl::Now();
-  progress_.reducer().ReduceRest(generation_);
+  progress_.courier().FetchRest(generation_);
+  ASSIGN_OR_RETURN(const Reduced reduced, AwaitFetched());
   RETURN_IF_ERROR(FetchPieceSums());
-  progress_.reducer().Settle();
-  progress_.reducer().TakeSeconds();
+  progress_.courier().Settle();
   report_.reduce += Since(start);
   const double* sum = piece_sums_.data();
   for (size_t i = 0; i < owned_.size(); ++i) {
     const ParameterId p = owned_[i];
-    present_[i] = progress_.reducer().Has(context_.parameter(p).boundary, generation_) &&
+    present_[i] = progress_.courier().Has(context_.parameter(p).boundary, generation_) &&
                   std::any_of(arrived.messages.begin(), arrived.messages.end(),
                               [&](const auto& message) { return messages_.Present(message, p); });
     const size_t pieces = context_.plan.transfers[p.index()].pieces.size();
     square_sums_[i] = present_[i] ? std::accumulate(sum, sum + pieces, 0.0) : 0;
     sum += pieces;
   }
-  return Reduced{};
+  return reduced;
+}
+
+// Where owners read the others' memory, everything is on the stream by now.
+absl::StatusOr<Step::Reduced> Step::AwaitFetched() {
+  absl::Status status;
+  const auto over = [&] {
+    const absl::StatusOr<bool> fetched = progress_.courier().Fetched();
+    status = fetched.status();
+    return !fetched.ok() || *fetched;
+  };
+  if (!over() && !progress_.Until(over, absl::InfiniteFuture()))
+    return absl::CancelledError("the session has ended");
+  return Reduced{status, progress_.courier().digest()};
 }
 
 // The one wait of a step: what the reduction has enqueued is over, and the host knows its norms.
@@ -168,7 +181,7 @@ absl::Status Step::FetchPieceSums() {
 }
 
 // Second round: every slot's norms. The sum runs in the order of the table, so that it does not depend on placement.
-absl::StatusOr<Step::Judged> Step::Judge(Reduced) {
+absl::StatusOr<Step::Judged> Step::Judge(const Reduced& reduced) {
   const absl::Time start = absl::Now();
   // Read before the second round takes the messages' place.
   Judged judged;
@@ -176,12 +189,15 @@ absl::StatusOr<Step::Judged> Step::Judge(Reduced) {
   for (const auto& message : gathered_) {
     if (Messages::ArrivalOf(message).flags & wire::kFoundInf) judged.finite = false;
   }
-  context_.communicator->Post(slot_, messages_.Norms(square_sums_));
+  context_.communicator->Post(slot_,
+                              messages_.Reduce(reduced.status, reduced.digest, square_sums_));
   RETURN_IF_ERROR(WaitForRound(absl::InfiniteFuture()));
+  for (int s = 0; s < context_.slots(); ++s)
+    gathered_[s] = context_.communicator->Message(slot_, SlotId(s));
+  RETURN_IF_ERROR(CheckReductions(report_.step, gathered_));
 
   for (int s = 0; s < context_.slots(); ++s) {
-    const absl::Span<const double> sums =
-        Messages::NormsOf(context_.communicator->Message(slot_, SlotId(s)));
+    const absl::Span<const double> sums = Messages::NormsOf(gathered_[s]);
     const std::vector<ParameterId>& owned = context_.plan.owned[s];
     for (size_t i = 0; i < owned.size(); ++i) norms_squared_[owned[i].index()] = sums[i];
   }
@@ -260,25 +276,23 @@ Step::Committed Step::Commit(const Updated& updated, const Clipped& clipped) {
 void Step::Publish(const Committed& committed) {
   const absl::Time start = absl::Now();
   if (committed.owned == 0) published_ = 0;
-  if (committed.changed) WriteWeight(context_, stream_, owned_[committed.owned]);
-  marks_[committed.owned] = context_.backend(slot_).Mark(stream_);
+  sent_[committed.owned] = progress_.courier().Publish(owned_[committed.owned], committed.changed);
   AnnouncePublished(committed.owned + 1);
   report_.publish += Since(start);
 }
 
-// Of the first `enqueued` parameters, those that the device has published since the last look.
+// Of the first `enqueued` parameters, those that have arrived since the last look.
 void Step::AnnouncePublished(size_t enqueued) {
   for (; published_ < enqueued; ++published_) {
     const ParameterId p = owned_[published_];
-    const absl::StatusOr<bool> reached =
-        context_.backend(slot_).Reached(stream_, marks_[published_]);
-    if (!reached.ok()) {
+    const absl::StatusOr<bool> arrived = progress_.courier().Arrived(sent_[published_]);
+    if (!arrived.ok()) {
       context_.FailSlot(
-          slot_, Annotate(reached.status(), absl::StrFormat("step %d, parameter '%s'", report_.step,
+          slot_, Annotate(arrived.status(), absl::StrFormat("step %d, parameter '%s'", report_.step,
                                                             context_.parameter(p).name)));
       continue;
     }
-    if (!*reached) return;
+    if (!*arrived) return;
     MarkPublished(context_, p, report_.step);
   }
 }

@@ -30,8 +30,11 @@ class Step {
   struct Arrived {
     std::vector<absl::Span<const std::byte>>& messages;
   };
-  // The mean of every owned gradient is in private memory.
-  struct Reduced {};
+  // The mean of every owned gradient is in private memory; or why it is not, which this slot is about to tell the others.
+  struct Reduced {
+    absl::Status status;
+    uint64_t digest = 0;  // of what brought it there
+  };
   // The same on all slots.
   struct Judged {
     bool finite = true;
@@ -56,7 +59,7 @@ class Step {
   bool AnswerOutOfOrder(const wire::Record& record);
   absl::StatusOr<Arrived> Gather(const wire::Record& record);
   absl::StatusOr<Reduced> Reduce(const Arrived& arrived);
-  absl::StatusOr<Judged> Judge(Reduced reduced);
+  absl::StatusOr<Judged> Judge(const Reduced& reduced);
   bool MomentumHolds(const Judged& judged) const;
   Clipped Clip(const Judged& judged);
   void Answer(const Clipped& clipped);
@@ -64,6 +67,7 @@ class Step {
   Committed Commit(const Updated& updated, const Clipped& clipped);
   void Publish(const Committed& committed);
 
+  absl::StatusOr<Reduced> AwaitFetched();
   absl::Status FetchPieceSums();
   void AnnouncePublished(size_t enqueued);
   void FinishPublishing();
@@ -89,7 +93,7 @@ class Step {
   std::vector<bool> present_;          // by owned parameter: some rank had a gradient
   std::vector<double> piece_sums_;     // by owned parameter, of each piece
   std::vector<double> square_sums_;    // by owned parameter
-  std::vector<uint64_t> marks_;        // by owned parameter: behind its publication
+  std::vector<Sent> sent_;             // by owned parameter: its publication
   size_t published_ = 0;               // owned parameters that the trainers were told of
   std::vector<size_t> first_block_;    // by owned parameter, into blocks_
   std::vector<BlockMeasures> blocks_;  // of all owned parameters

@@ -52,7 +52,8 @@ Messages::Messages(const StepContext& context)
       buffer_(max_bytes()) {}
 
 size_t Messages::max_bytes() const {
-  return std::max(sizeof(Arrival) + 8 * (groups_ + presence_words_), 8 * max_owned_);
+  return std::max(sizeof(Arrival) + 8 * (groups_ + presence_words_),
+                  sizeof(Reduction) + 8 * max_owned_);
 }
 
 absl::Span<const std::byte> Messages::Arrive(const wire::Record& record,
@@ -94,13 +95,22 @@ bool Messages::Present(absl::Span<const std::byte> message, ParameterId paramete
   return word >> (parameter.index() % 64) & 1;
 }
 
-absl::Span<const std::byte> Messages::Norms(absl::Span<const double> square_sums) {
-  std::memcpy(buffer_.data(), square_sums.data(), 8 * square_sums.size());
-  return {buffer_.data(), 8 * square_sums.size()};
+absl::Span<const std::byte> Messages::Reduce(const absl::Status& status, uint64_t digest,
+                                             absl::Span<const double> square_sums) {
+  Reduction reduction{.digest = digest, .code = static_cast<uint32_t>(status.code())};
+  WriteText(status.message(), reduction.reason, sizeof(reduction.reason));
+  std::memcpy(buffer_.data(), &reduction, sizeof(reduction));
+  std::memcpy(buffer_.data() + sizeof(reduction), square_sums.data(), 8 * square_sums.size());
+  return {buffer_.data(), sizeof(reduction) + 8 * square_sums.size()};
+}
+
+const Reduction& Messages::ReductionOf(absl::Span<const std::byte> message) {
+  return *reinterpret_cast<const Reduction*>(message.data());
 }
 
 absl::Span<const double> Messages::NormsOf(absl::Span<const std::byte> message) {
-  return {reinterpret_cast<const double*>(message.data()), message.size() / 8};
+  return {reinterpret_cast<const double*>(message.data() + sizeof(Reduction)),
+          (message.size() - sizeof(Reduction)) / 8};
 }
 
 absl::Status CheckArrivals(const StepContext& context, const Messages& messages,
@@ -149,6 +159,26 @@ absl::Status CheckArrivals(const StepContext& context, const Messages& messages,
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckReductions(uint64_t step,
+                             absl::Span<const absl::Span<const std::byte>> reductions) {
+  bool same = true;
+  for (size_t s = 0; s < reductions.size(); ++s) {
+    const Reduction& r = Messages::ReductionOf(reductions[s]);
+    if (r.code != 0) {
+      return absl::AbortedError(
+          absl::StrFormat("step %d: the gradients did not come to slot %d: %s; nothing was changed",
+                          step, s, r.reason));
+    }
+    same &= r.digest == Messages::ReductionOf(reductions[0]).digest;
+  }
+  if (same) return absl::OkStatus();
+  std::vector<std::string> digests;
+  for (const auto& message : reductions)
+    digests.push_back(absl::StrFormat("%016x", Messages::ReductionOf(message).digest));
+  return absl::InternalError(absl::StrFormat(
+      "step %d: slots took part in different exchanges: digest by %s", step, BySide(digests)));
 }
 
 absl::Status CheckHyper(const StepContext& context, uint64_t step,

@@ -23,6 +23,15 @@ struct Arrival {
   uint32_t flags = 0;
 };
 
+// Second round: how the gradients came to this slot. The square sums of what it owns lie behind it in the message, in the order
+// of the plan.
+struct Reduction {
+  uint64_t digest = 0;  // of the exchanges that brought them
+  uint32_t code = 0;    // of absl::Status: why some did not come
+  uint32_t unused = 0;
+  char reason[400] = {};  // NUL-terminated
+};
+
 // Writes and reads the messages of the two rounds; sizes are fixed by the session.
 class Messages {
  public:
@@ -36,8 +45,9 @@ class Messages {
   uint64_t HyperDigest(absl::Span<const std::byte> message, int group) const;
   bool Present(absl::Span<const std::byte> message, ParameterId parameter) const;
 
-  // Second round: the square sums of what `slot` owns, in the order of the plan.
-  absl::Span<const std::byte> Norms(absl::Span<const double> square_sums);
+  absl::Span<const std::byte> Reduce(const absl::Status& status, uint64_t digest,
+                                     absl::Span<const double> square_sums);
+  static const Reduction& ReductionOf(absl::Span<const std::byte> message);
   static absl::Span<const double> NormsOf(absl::Span<const std::byte> message);
 
  private:
@@ -51,6 +61,10 @@ class Messages {
 // Names what differs and the ranks on each side.
 absl::Status CheckArrivals(const StepContext& context, const Messages& messages,
                            absl::Span<const absl::Span<const std::byte>> arrivals);
+
+// ABORTED: gradients did not come to some slot, and why. INTERNAL: slots took part in different exchanges, and which.
+absl::Status CheckReductions(uint64_t step,
+                             absl::Span<const absl::Span<const std::byte>> reductions);
 
 // INVALID_ARGUMENT when a group's values make no sense for its route, by group, field and value. Allocates nothing when
 // they do.

@@ -75,15 +75,39 @@ absl::Status Worker::Allocate() {
   for (const auto& update : planned_) {
     RETURN_IF_ERROR(update->Prepare(static_cast<std::byte*>(workspace_)));
   }
-  progress_ = std::make_unique<Progress>(context_, slot_, stream_);
+  ASSIGN_OR_RETURN(std::unique_ptr<Courier> courier, MakeCourier(context_, slot_, stream_));
+  progress_ = std::make_unique<Progress>(context_, slot_, stream_, std::move(courier));
   step_ = std::make_unique<Step>(context_, slot_, stream_, *progress_, std::move(planned_),
                                  static_cast<std::byte*>(workspace_));
   return absl::OkStatus();
 }
 
+void Worker::Join() {
+  if (thread_.joinable()) thread_.join();
+}
+
+absl::Status Worker::Publish(absl::Span<const ParameterId> parameters) {
+  Courier& courier = progress_->courier();
+  absl::Status enqueued;
+  Sent last;
+  RETURN_IF_ERROR(Run(0, [&](kernels::Stream stream) {
+    for (ParameterId p : parameters) last = courier.Publish(p, /*changed=*/true);
+    enqueued = context_.backend(slot_).Synchronize(stream);
+  }));
+  RETURN_IF_ERROR(enqueued);
+  return courier.Await(last);
+}
+
+void Worker::Quiesce() {
+  Run(0, [this](kernels::Stream stream) {
+    Settle(context_.backend(slot_), stream);
+    progress_->courier().Quiesce();
+  }).IgnoreError();
+}
+
 Worker::~Worker() {
   Stop();
-  if (thread_.joinable()) thread_.join();
+  Join();
   step_.reset();
   progress_.reset();
   kernels::Backend& backend = context_.backend(slot_);
@@ -105,12 +129,15 @@ void Worker::Loop() {
     step_->Run();
     context_.steps_under_way.fetch_sub(1);
   }
+  // The others' steps may still need this slot's part.
+  if (context_.exchanges != nullptr)
+    progress_->DrainUntil([this] { return context_.steps_under_way.load() == 0; });
 }
 
 SlotMemory Worker::memory() const {
   const uint64_t grain = context_.backend(slot_).shares_by_handle() ? kDeviceGrain : 1;
   return {AlignUp(context_.layout.grad_bytes, grain), AlignUp(context_.layout.weight_bytes, grain),
-          state_bytes_, workspace_bytes_};
+          state_bytes_, workspace_bytes_, StagingBytes(context_, slot_)};
 }
 
 }  // namespace dmuon::server

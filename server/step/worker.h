@@ -32,10 +32,18 @@ class Worker {
   void Stop() {
     if (progress_) progress_->Stop();
   }
+  // After Stop, of all workers: nothing of this slot runs any more.
+  void Join();
   // As Progress::Run.
   absl::Status Run(uint64_t step, absl::FunctionRef<void(kernels::Stream)> work) {
     return progress_->Run(step, work);
   }
+
+  // Any thread, outside of steps and one call a session at a time: the masters of these parameters, which the slot owns, to all
+  // trainers, and when it returns they are there.
+  absl::Status Publish(absl::Span<const ParameterId> parameters);
+  // Any thread. What the slot has enqueued is over.
+  void Quiesce();
 
   SlotMemory memory() const;
   // What its Newton-Schulz runs on, for reports: "gram 12, direct 8" and "gram fp32".

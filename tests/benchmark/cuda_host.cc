@@ -48,6 +48,9 @@ class HostArenas : public kernels::Backend {
   void CopyFromHost(kernels::Stream s, void* device, const void* host, size_t bytes) override {
     cuda_.CopyFromHost(s, device, host, bytes);
   }
+  void Copy(kernels::Stream s, void* to, const void* from, size_t bytes) override {
+    cuda_.Copy(s, to, from, bytes);
+  }
   void MeanOverRanks(kernels::Stream s, const kernels::MeanArgs& a) override {
     cuda_.MeanOverRanks(s, a);
   }

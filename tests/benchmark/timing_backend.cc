@@ -95,6 +95,10 @@ void TimingBackend::CopyFromHost(kernels::Stream stream, void* device, const voi
   const Timed timed(times_);
   backend_.CopyFromHost(stream, device, host, bytes);
 }
+void TimingBackend::Copy(kernels::Stream stream, void* to, const void* from, size_t bytes) {
+  const Timed timed(times_);
+  backend_.Copy(stream, to, from, bytes);
+}
 void TimingBackend::MeanOverRanks(kernels::Stream stream, const kernels::MeanArgs& args) {
   const Timed timed(times_);
   backend_.MeanOverRanks(stream, args);

@@ -43,6 +43,7 @@ class TimingBackend : public kernels::Backend {
   absl::Status Synchronize(kernels::Stream stream) override;
   void CopyToHost(kernels::Stream stream, void* host, const void* device, size_t bytes) override;
   void CopyFromHost(kernels::Stream stream, void* device, const void* host, size_t bytes) override;
+  void Copy(kernels::Stream stream, void* to, const void* from, size_t bytes) override;
   void MeanOverRanks(kernels::Stream stream, const kernels::MeanArgs& args) override;
   void Lookahead(kernels::Stream stream, const kernels::LookaheadArgs& args) override;
   void MuonCommit(kernels::Stream stream, const kernels::MuonCommitArgs& args) override;

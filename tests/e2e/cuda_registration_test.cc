@@ -189,19 +189,5 @@ TEST(CudaPlace, WhatKeepsADaemonFromMappingIsSaidAtAttach) {
   ExpectOnce({{"DMUON_FAKE_CUDA_COMPUTE_MODE", "exclusive"}}, "exclusive compute mode");
 }
 
-// Two devices that cannot read each other's memory.
-TEST(CudaPlace, RanksOnDevicesWithoutPeerAccessAreToldWhatIsNotBuilt) {
-  const ScopedEnvironment scope(
-      Environment{{"DMUON_FAKE_CUDA_PEERS", "none"}, {"DMUON_TEST_DEVICES", "2"}});
-  DaemonProcess daemon(Program("dmuond"), {"--backend=cuda"});
-  const auto results = OnRanks(2, [&](int rank) {
-    return Trainer::Start(daemon.endpoint(), {.job = "apart", .world = 2}, rank).status();
-  });
-  for (const absl::Status& status : results) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("cannot read each other's memory"));
-  }
-}
-
 }  // namespace
 }  // namespace dmuon::testing

@@ -119,11 +119,24 @@ cudaError_t MakeContext(int ordinal) {
   return cudaSuccess;
 }
 
+// Whether DMUON_FAKE_CUDA_PEERS lets the two read each other.
+bool ListedAsPeers(int a, int b) {
+  const char* text = std::getenv("DMUON_FAKE_CUDA_PEERS");
+  if (text == nullptr) return true;
+  for (const std::string& pair : Split(text)) {
+    int first = 0, second = 0;
+    if (std::sscanf(pair.c_str(), "%d-%d", &first, &second) == 2 && first == std::min(a, b) &&
+        second == std::max(a, b))
+      return true;
+  }
+  return false;
+}
+
 bool CanAccessPeer(int device, int peer) {
   const Device* a = DeviceOf(device);
   const Device* b = DeviceOf(peer);
   return a != nullptr && b != nullptr && device != peer && !a->mig && !b->mig &&
-         !Is("DMUON_FAKE_CUDA_PEERS", "none");
+         ListedAsPeers(device, peer);
 }
 
 size_t DeviceMemory() {

@@ -13,7 +13,7 @@
 //   DMUON_FAKE_CUDA_DEVICES       how many devices, or a list of their kinds: "gpu,gpu,mig"; default 1; 0: there is none
 //   CUDA_VISIBLE_DEVICES          as CUDA reads it: ordinals or the start of an id, "GPU-..." or "MIG-..."
 //   DMUON_FAKE_CUDA_MEMORY        bytes of each device that this process may have; default 4 GiB
-//   DMUON_FAKE_CUDA_PEERS         "none": no device can read another's memory
+//   DMUON_FAKE_CUDA_PEERS         the pairs of devices that can read each other's memory, "0-1,2-3"; "none"; default: all
 //   DMUON_FAKE_CUDA_COMPUTE_MODE  "exclusive": one process a device; "prohibited": none
 //   DMUON_FAKE_CUDA_NODE          a name: processes with the same one share the devices that are exclusive
 //   DMUON_FAKE_CUDA_IPC           "none": memory cannot be exported, as under WSL

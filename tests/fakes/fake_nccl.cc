@@ -333,7 +333,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* result, int ranks, ncclUniqueId 
     return ncclUnhandledCudaError;
   }
   comm->fd = OpenSocket(id.internal, false);
-  if (comm->fd < 0) return ncclSystemError;
+  if (comm->fd < 0)
+    return HubIsOver(id.internal) ? Refuse("a unique id that is used again") : ncclSystemError;
   StartDevice();
   {
     std::lock_guard lock(g_mutex);

@@ -1,6 +1,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <nccl.h>
+#include <signal.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -78,7 +79,7 @@ std::vector<char> Reduce(const Frame& frame, const std::vector<std::vector<char>
   return result;
 }
 
-class Hub {
+class Hub : public std::enable_shared_from_this<Hub> {
  public:
   explicit Hub(int listener) : listener_(listener) {}
   void Serve();
@@ -115,13 +116,14 @@ class Hub {
   bool disordered_ = false;
 };
 
-// Lives as long as the process: an id that is used again must be refused, and by whom else.
+// Until all ranks that came have left.
 void Hub::Serve() {
   while (true) {
     const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
-    if (fd < 0) return;
-    std::thread([this, fd] { Follow(fd); }).detach();
+    if (fd < 0) break;
+    std::thread([self = shared_from_this(), fd] { self->Follow(fd); }).detach();
   }
+  close(listener_);
 }
 
 void Hub::Follow(int fd) {
@@ -138,10 +140,13 @@ void Hub::Follow(int fd) {
   }
   // A rank that is gone: the others wait for ever, as with NCCL.
   std::lock_guard lock(mutex_);
+  bool all_gone = !fds_.empty();
   for (auto& [rank, open] : fds_) {
     if (open == fd) open = -1;
+    all_gone &= open < 0;
   }
   close(fd);
+  if (all_gone) shutdown(listener_, SHUT_RDWR);
 }
 
 void Hub::Join(int fd, const Frame& frame) {
@@ -215,7 +220,8 @@ void Hub::Data(const Frame& frame, const std::vector<char>& payload) {
     return;
   }
   if (disordered_) return;  // never completes
-  for (Operation& operation : operations_) {
+  for (auto it = operations_.rbegin(); it != operations_.rend(); ++it) {
+    Operation& operation = *it;
     const auto mine = operation.sequence.find(frame.rank);
     if (mine == operation.sequence.end() || mine->second != frame.sequence) continue;
     operation.data[frame.rank] = payload;
@@ -284,9 +290,13 @@ std::string StartHub() {
       "dmuon_fake_nccl/" + std::to_string(getpid()) + "/" + std::to_string(random());
   const int listener = OpenSocket(name, true);
   if (listener < 0) return "";
-  auto* hub = new Hub(listener);  // its threads use it to the end of the process
-  std::thread([hub] { hub->Serve(); }).detach();
+  std::thread([hub = std::make_shared<Hub>(listener)] { hub->Serve(); }).detach();
   return name;
+}
+
+bool HubIsOver(const std::string& name) {
+  int pid = 0;
+  return std::sscanf(name.c_str(), "dmuon_fake_nccl/%d/", &pid) == 1 && kill(pid, 0) == 0;
 }
 
 std::string Disorder() {

@@ -71,6 +71,8 @@ inline bool Read(int fd, Frame& frame, std::vector<char>& payload) {
 
 // Starts a hub for one communicator; returns the name of its abstract socket.
 std::string StartHub();
+// Whether a hub that cannot be reached has ended while its process lives: its id was used.
+bool HubIsOver(const std::string& name);
 // What hubs of this process found out of order.
 std::string Disorder();
 // An abstract socket of this name: listening (`server`) or connected; -1 when there is none.

@@ -108,6 +108,17 @@ TEST_P(EachBackend, MemoryIsAlignedAndZeroed) {
   }
 }
 
+TEST_P(EachBackend, CopyMovesBytesWithinTheDevice) {
+  for (int64_t count : kCounts) {
+    const std::vector<float> values = Normal(count, kSeed);
+    float* from = Device(values);
+    float* to = static_cast<float*>(Bytes((count + 1) * sizeof(float)));
+    backend_->Copy(stream_, to, from, count * sizeof(float));
+    EXPECT_EQ(Host(to, count), values);
+    EXPECT_EQ(Host(to + count, 1)[0], 0) << "one too many";
+  }
+}
+
 TEST_P(EachBackend, MoreMemoryThanThereIsAnswersResourceExhausted) {
   EXPECT_EQ(backend_->Allocate(size_t{1} << 60).status().code(),
             absl::StatusCode::kResourceExhausted);

@@ -78,7 +78,7 @@ SlotMemory LargestSlot(kernels::Backend& backend, const ParameterTable& table, i
     auto worker = Worker::Plan(context, SlotId(s));
     EXPECT_TRUE(worker.ok()) << worker.status();
     const SlotMemory m = (*worker)->memory();
-    const uint64_t bytes = m.grad_bytes + m.weight_bytes + m.state_bytes + m.workspace_bytes;
+    const uint64_t bytes = m.total();
     if (bytes <= largest) continue;
     largest = bytes;
     most = m;
@@ -110,9 +110,7 @@ std::string Table() {
       for (bool z3 : {false, true}) {
         const SlotMemory s = LargestSlot(**backend, table, ranks, z3);
         const double rest = 16 * others / ranks + (z3 ? 0 : 4 * others);
-        const double all =
-            static_cast<double>(s.grad_bytes + s.weight_bytes + s.state_bytes + s.workspace_bytes) +
-            rest;
+        const double all = static_cast<double>(s.total()) + rest;
         absl::StrAppendFormat(
             &text, "| %s | %d | %s | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f |\n", m.name,
             ranks, z3 ? "Z3" : "Z2", GiB(s.grad_bytes), GiB(s.weight_bytes), GiB(s.state_bytes),
