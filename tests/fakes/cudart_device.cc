@@ -51,7 +51,8 @@ std::string Id(const Device& device) {
   for (size_t i = 0; i < sizeof(device.uuid); ++i) {
     char two[4];
     std::snprintf(two, sizeof(two), "%02x", device.uuid[i]);
-    id += (i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "") + std::string(two);
+    if (i == 4 || i == 6 || i == 8 || i == 10) id += '-';
+    id += two;
   }
   return id;
 }

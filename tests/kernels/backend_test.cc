@@ -109,14 +109,11 @@ TEST_P(EachBackend, MemoryIsAlignedAndZeroed) {
 }
 
 TEST_P(EachBackend, CopyMovesBytesWithinTheDevice) {
-  for (int64_t count : kCounts) {
-    const std::vector<float> values = Normal(count, kSeed);
-    float* from = Device(values);
-    float* to = static_cast<float*>(Bytes((count + 1) * sizeof(float)));
-    backend_->Copy(stream_, to, from, count * sizeof(float));
-    EXPECT_EQ(Host(to, count), values);
-    EXPECT_EQ(Host(to + count, 1)[0], 0) << "one too many";
-  }
+  std::vector<float> values = Normal(1000, kSeed);
+  float* to = static_cast<float*>(Bytes(1001 * sizeof(float)));
+  backend_->Copy(stream_, to, Device(values), 1000 * sizeof(float));
+  values.push_back(0);  // one more is not touched
+  EXPECT_EQ(Host(to, 1001), values);
 }
 
 TEST_P(EachBackend, MoreMemoryThanThereIsAnswersResourceExhausted) {
