@@ -233,6 +233,9 @@ TEST(FakeDevices, PeersAreEnabledOnce) {
   EXPECT_EQ(process.Ask("enable 1").error, cudaErrorPeerAccessAlreadyEnabled);
   CudaProcess apart({"DMUON_FAKE_CUDA_DEVICES=2", "DMUON_FAKE_CUDA_PEERS=none"});
   EXPECT_EQ(apart.Ask("enable 1").error, cudaErrorPeerAccessUnsupported);
+  CudaProcess pairs({"DMUON_FAKE_CUDA_DEVICES=4", "DMUON_FAKE_CUDA_PEERS=0-1,2-3"});
+  for (const std::string pair : {"0 1", "1 0", "3 2"}) EXPECT_EQ(pairs.Do("peer " + pair), "1");
+  for (const std::string pair : {"0 2", "1 2", "3 0"}) EXPECT_EQ(pairs.Do("peer " + pair), "0");
 }
 
 TEST(FakeDevices, HaveOnlySoMuchMemory) {

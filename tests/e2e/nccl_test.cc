@@ -21,6 +21,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::AnyOf;
+using ::testing::Contains;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -299,6 +300,58 @@ TEST_F(Nccl, ATrainerThatDiesInAnyCallEndsItsSessionAndNoOther) {
     }
   }
   EndDaemon();
+}
+
+// A failure of calls of CUDA and NCCL from the configuration to the last step: either it costs at most a step, or every rank is
+// told what failed. Nothing is left behind.
+TEST_F(Nccl, AFailureOfAnyCallIsToldOrCostsAtMostItsStep) {
+  const ScopedEnvironment scope(Apart("2"));
+  std::vector<std::string> told;
+  StartDaemon(Apart("2"));
+  const auto expected = ThreeSteps({.world = 2}, told);
+  EndDaemon();
+  for (const std::string function :
+       {"cudaMalloc", "cudaStreamCreateWithPriority", "cudaMemcpyAsync", "cudaEventRecord",
+        "cudaEventQuery", "cudaStreamWaitEvent", "cudaLaunchKernel", "ncclGetUniqueId",
+        "ncclCommInitRankConfig", "ncclCommGetAsyncError", "ncclGroupStart", "ncclGroupEnd",
+        "ncclSend", "ncclRecv", "ncclBroadcast"}) {
+    int whole = 0, ended = 0;
+    for (int n = 1; n <= 89; n = n < 3 ? n + 1 : n * 8 / 5 + 1) {
+      SCOPED_TRACE(::testing::Message() << function << " " << n);
+      const bool nccl = function.starts_with("nccl");
+      const std::string cause = nccl ? "NCCL: internal error" : "cudaErrorUnknown";
+      {
+        const ScopedEnvironment failing(
+            Environment{{"DMUON_FAKE_CUDA_FAULTS",
+                         function + ":" + std::to_string(n) + (nccl ? "=fail(3)" : "=fail(999)")}});
+        daemon_ = std::make_unique<DaemonProcess>(Program("dmuond"),
+                                                  std::vector<std::string>{"--backend=cuda"});
+      }
+      std::vector<std::unique_ptr<Trainer>> ranks;
+      told.clear();
+      for (auto& rank : Start({.world = 2})) {
+        if (!rank.ok()) told.push_back(rank.status().ToString());
+        if (rank.ok()) ranks.push_back(*std::move(rank));
+      }
+      if (ranks.size() == 2) told = TrainThrough(ranks, 3);
+      if (ranks.size() == 2 && ranks[0]->session().step() == 3 && ranks[1]->session().step() == 3 &&
+          ranks[0]->session().WaitAllWeights().ok() && ranks[1]->session().WaitAllWeights().ok()) {
+        EXPECT_EQ(Everything(ranks), expected);
+        ++whole;
+      } else {
+        EXPECT_THAT(told, Contains(HasSubstr(cause)));
+        ++ended;
+      }
+      // A rank that is told what failed leaves, and the other may hear only that.
+      EXPECT_THAT(told, Each(AnyOf(HasSubstr(cause), HasSubstr("NCCL: unhandled cuda error"),
+                                   HasSubstr("has closed its session"))));
+      ranks.clear();
+      daemon_->Signal(SIGTERM);
+      EXPECT_EQ(daemon_->Wait(), 0) << daemon_->Log();
+    }
+    printf("%s: three steps after all %d times, the end of the session %d times\n",
+           function.c_str(), whole, ended);
+  }
 }
 
 TEST_F(Nccl, TwoRanksOnOneDeviceAreRefusedByName) {
