@@ -121,8 +121,8 @@ class CpuBackend final : public Backend {
   }
 
   absl::StatusOr<std::unique_ptr<NewtonSchulz>> MakeNewtonSchulz(const NewtonSchulzOptions& options,
-                                                                 int64_t rows,
-                                                                 int64_t cols) override {
+                                                                 int64_t rows, int64_t cols,
+                                                                 int64_t /*blocks*/) override {
     return cpu::PlanOnCpu(kernels_, pool_, options, rows, cols);
   }
 

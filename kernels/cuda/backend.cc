@@ -235,15 +235,15 @@ void CudaBackend::Publish(Stream stream, const float* from, Dtype dtype, void* t
 }
 
 absl::StatusOr<std::unique_ptr<kernels::NewtonSchulz>> CudaBackend::MakeNewtonSchulz(
-    const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols) {
-  return MakeTuned(options, {}, rows, cols);
+    const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols, int64_t blocks) {
+  return MakeTuned(options, {}, rows, cols, blocks);
 }
 
 absl::StatusOr<std::unique_ptr<CudaNewtonSchulz>> CudaBackend::MakeTuned(
     const kernels::NewtonSchulzOptions& options, const NewtonSchulzTuning& tuning, int64_t rows,
-    int64_t cols) {
+    int64_t cols, int64_t blocks) {
   absl::MutexLock lock(&planning_);
-  return PlanOnCuda(*context_, cuts_, options, tuning, rows, cols);
+  return PlanOnCuda(*context_, cuts_, options, tuning, {rows, cols, blocks});
 }
 
 }  // namespace dmuon::cuda

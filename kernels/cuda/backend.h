@@ -54,11 +54,12 @@ class CudaBackend : public kernels::Backend {
   std::optional<uint64_t> available_bytes() const override;
 
   absl::StatusOr<std::unique_ptr<kernels::NewtonSchulz>> MakeNewtonSchulz(
-      const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols) override;
+      const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols,
+      int64_t blocks) override;
   // The same with choices forced. For measurements, which reach it through a loaded library: hence virtual.
   virtual absl::StatusOr<std::unique_ptr<CudaNewtonSchulz>> MakeTuned(
       const kernels::NewtonSchulzOptions& options, const NewtonSchulzTuning& tuning, int64_t rows,
-      int64_t cols);
+      int64_t cols, int64_t blocks);
 
  private:
   CudaBackend(int device, std::string name, kernels::DeviceVersions versions,

@@ -21,10 +21,10 @@ constexpr int kMaxInputs = 128;
 constexpr int kMaxBlocks = 2048;
 
 // Private memory of one stream in which a reduction leaves its partial results. Operations of a stream run one after the
-// other, so one is enough. `ticket` is 0 between operations.
+// other, so one is enough. Tickets are 0 between operations; reductions of several matrices at once have one each.
 struct ReductionScratch {
   double* partials = nullptr;  // 2 x kMaxBlocks
-  unsigned* ticket = nullptr;
+  unsigned* ticket = nullptr;  // kMaxBlocks of them
 };
 
 struct InputList {
@@ -109,13 +109,22 @@ struct Normalization {
   float unused = 0;
 };
 
-// result = 2^exponent / (||in||_F + 1e-7 max|in|), or zeros for an input of zeros.
+// Blocks of one shape that are run together: where each starts, in elements of the caller's memory. In the iteration's own
+// memory they lie one behind the other.
+constexpr int kMostTogether = 128;
+struct BlockOffsets {
+  int64_t at[kMostTogether] = {};
+  int count = 1;
+};
+
+// result = 2^exponent / (||in||_F + 1e-7 max|in|), or zeros for an input of zeros; for each block.
 struct NormalizationParams {
   const float* in = nullptr;
-  int64_t count = 0;
+  BlockOffsets blocks;
+  int64_t count = 0;  // of elements in a block
   int exponent = 0;
-  Normalization* result = nullptr;
-  double* square_norm = nullptr;  // ||in||_F^2; may be null
+  Normalization* results = nullptr;
+  double* square_norms = nullptr;  // ||in||_F^2; may be null
   ReductionScratch scratch;
 };
 cudaError_t LaunchNormalization(cudaStream_t stream, const NormalizationParams& params);
@@ -127,17 +136,35 @@ struct PaddedShape {
           padded_cols = 0;  // row-major; padded_cols is the leading dimension, a multiple of 8
 };
 // to = from scaled, zeros in the padding.
-cudaError_t LaunchNormalize(cudaStream_t stream, const float* from, const Normalization* by,
-                            const PaddedShape& shape, Element element, void* to);
+struct NormalizeParams {
+  const float* from = nullptr;
+  BlockOffsets blocks;  // of `from`
+  const Normalization* by = nullptr;
+  PaddedShape shape;
+  void* to = nullptr;
+};
+cudaError_t LaunchNormalize(cudaStream_t stream, Element element, const NormalizeParams& params);
 // to = from * scale, without the padding.
-cudaError_t LaunchUnpad(cudaStream_t stream, const void* from, Element element, float scale,
-                        const PaddedShape& shape, float* to);
+struct UnpadParams {
+  const void* from = nullptr;
+  float scale = 1;
+  PaddedShape shape;
+  float* to = nullptr;
+  BlockOffsets blocks;  // of `to`
+};
+cudaError_t LaunchUnpad(cudaStream_t stream, Element element, const UnpadParams& params);
 
-// The lower triangle (column-major; rows >= columns) of an order x order matrix, order a multiple of 64, copied onto the upper one.
-cudaError_t LaunchMirror(cudaStream_t stream, Element element, void* matrix, int64_t order);
-// The same, and shifted = scale * matrix + diagonal * identity.
-cudaError_t LaunchMirrorShift(cudaStream_t stream, Element element, void* matrix, float scale,
-                              float diagonal, void* shifted, int64_t order);
+// The lower triangle (column-major; rows >= columns) of each of `batch` order x order matrices copied onto its upper one;
+// and, where it is asked for, shifted = scale * matrix + diagonal * identity. The order is a multiple of 64.
+struct MirrorParams {
+  void* matrix = nullptr;
+  int64_t order = 0;
+  int64_t batch = 1;
+  void* shifted = nullptr;
+  float scale = 1;
+  float diagonal = 0;
+};
+cudaError_t LaunchMirror(cudaStream_t stream, Element element, const MirrorParams& params);
 
 // For the measurements of a plan: values in [-1, 1) that depend on seed and index only, and
 // result[0] = ||a - b||^2, result[1] = ||b||^2.

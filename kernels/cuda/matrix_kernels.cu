@@ -4,54 +4,70 @@
 
 namespace dmuon::cuda {
 
+namespace {
+
+// A row of the grid for each block.
+dim3 GridOf(unsigned columns, const BlockOffsets& blocks) {
+  return dim3(columns, static_cast<unsigned>(blocks.count));
+}
+
+bool AllAligned(const float* base, const BlockOffsets& blocks) {
+  bool aligned = Aligned(16, base);
+  for (int i = 0; i < blocks.count; ++i) aligned = aligned && blocks.at[i] % 4 == 0;
+  return aligned;
+}
+
+}  // namespace
+
 cudaError_t LaunchNormalization(cudaStream_t stream, const NormalizationParams& params) {
-  Choose(Aligned(16, params.in), [&](auto a) {
-    NormalizationKernel<decltype(a)::value>
-        <<<BlocksFor(params.count), kThreads, 0, stream>>>(params);
-  });
+  // As many blocks at a time as there is scratch for.
+  const unsigned columns = BlocksFor(params.count);
+  const int most = static_cast<int>(kMaxBlocks / columns);
+  for (int first = 0; first < params.blocks.count; first += most) {
+    NormalizationParams part = params;
+    part.blocks.count = params.blocks.count - first < most ? params.blocks.count - first : most;
+    for (int i = 0; i < part.blocks.count; ++i) part.blocks.at[i] = params.blocks.at[first + i];
+    part.results += first;
+    if (part.square_norms != nullptr) part.square_norms += first;
+    Choose(AllAligned(part.in, part.blocks), [&](auto a) {
+      NormalizationKernel<decltype(a)::value>
+          <<<GridOf(columns, part.blocks), kThreads, 0, stream>>>(part);
+    });
+  }
   return cudaGetLastError();
 }
 
-cudaError_t LaunchNormalize(cudaStream_t stream, const float* from, const Normalization* by,
-                            const PaddedShape& shape, Element element, void* to) {
+cudaError_t LaunchNormalize(cudaStream_t stream, Element element, const NormalizeParams& params) {
+  const unsigned columns = BlocksFor(params.shape.padded_rows * params.shape.padded_cols);
   return ForElement(element, [&](auto zero) {
     using T = decltype(zero);
-    Choose(Aligned(16, from) && shape.cols % 4 == 0, [&](auto a) {
+    Choose(AllAligned(params.from, params.blocks) && params.shape.cols % 4 == 0, [&](auto a) {
       NormalizeKernel<T, decltype(a)::value>
-          <<<BlocksFor(shape.padded_rows * shape.padded_cols), kThreads, 0, stream>>>(
-              from, by, shape, static_cast<T*>(to));
+          <<<GridOf(columns, params.blocks), kThreads, 0, stream>>>(params);
     });
   });
 }
 
-cudaError_t LaunchUnpad(cudaStream_t stream, const void* from, Element element, float scale,
-                        const PaddedShape& shape, float* to) {
+cudaError_t LaunchUnpad(cudaStream_t stream, Element element, const UnpadParams& params) {
+  const unsigned columns = BlocksFor(params.shape.rows * params.shape.padded_cols);
   return ForElement(element, [&](auto zero) {
     using T = decltype(zero);
-    Choose(Aligned(16, to) && shape.cols % 4 == 0, [&](auto a) {
+    Choose(AllAligned(params.to, params.blocks) && params.shape.cols % 4 == 0, [&](auto a) {
       UnpadKernel<T, decltype(a)::value>
-          <<<BlocksFor(shape.rows * shape.padded_cols), kThreads, 0, stream>>>(
-              static_cast<const T*>(from), scale, shape, to);
+          <<<GridOf(columns, params.blocks), kThreads, 0, stream>>>(params);
     });
   });
 }
 
-cudaError_t LaunchMirror(cudaStream_t stream, Element element, void* matrix, int64_t order) {
-  const int64_t tiles = order / kMirrorTile;
+cudaError_t LaunchMirror(cudaStream_t stream, Element element, const MirrorParams& params) {
+  const int64_t tiles = params.order / kMirrorTile;
+  const dim3 grid(static_cast<unsigned>(tiles * (tiles + 1) / 2),
+                  static_cast<unsigned>(params.batch));
   return ForElement(element, [&](auto zero) {
     using T = decltype(zero);
-    MirrorKernel<T, false><<<static_cast<unsigned>(tiles * (tiles + 1) / 2), kThreads, 0, stream>>>(
-        static_cast<T*>(matrix), order, 0, 0, nullptr);
-  });
-}
-
-cudaError_t LaunchMirrorShift(cudaStream_t stream, Element element, void* matrix, float scale,
-                              float diagonal, void* shifted, int64_t order) {
-  const int64_t tiles = order / kMirrorTile;
-  return ForElement(element, [&](auto zero) {
-    using T = decltype(zero);
-    MirrorKernel<T, true><<<static_cast<unsigned>(tiles * (tiles + 1) / 2), kThreads, 0, stream>>>(
-        static_cast<T*>(matrix), order, scale, diagonal, static_cast<T*>(shifted));
+    Choose(params.shifted != nullptr, [&](auto s) {
+      MirrorKernel<T, decltype(s)::value><<<grid, kThreads, 0, stream>>>(params);
+    });
   });
 }
 

@@ -6,17 +6,20 @@
 
 namespace dmuon::cuda {
 
+// Each row of the grid has a matrix of its own.
+
 // One pass for both norms. The squares are float64, whose range holds the square of every fp32 number, so dividing by the
 // largest magnitude first, as docs/numerics.md has it, is the same factor and needs no second pass.
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     NormalizationKernel(const __grid_constant__ NormalizationParams p) {
+  const float* in = p.in + p.blocks.at[blockIdx.y];
   double squares = 0;
   float max = 0;
   for (int64_t tile = blockIdx.x; tile * kTile < p.count; tile += gridDim.x) {
     Quad x[kQuads];
 #pragma unroll
-    for (int q = 0; q < kQuads; ++q) x[q] = LoadQuad<kAligned>(p.in, QuadIndex(tile, q), p.count);
+    for (int q = 0; q < kQuads; ++q) x[q] = LoadQuad<kAligned>(in, QuadIndex(tile, q), p.count);
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
 #pragma unroll
@@ -30,11 +33,13 @@ __global__ void __launch_bounds__(kThreads)
   const double block_squares = BlockSum(squares);
   const float block_max = BlockMax(max);
   if (!LeavePartials(p.scratch, block_squares, block_max)) return;
-  const double sum = SumPartials(p.scratch.partials);
+  const double* partials = PartialsOfRow(p.scratch);
+  const double sum = SumPartials(partials);
   float largest = 0;
   for (unsigned i = threadIdx.x; i < gridDim.x; i += kThreads) {
-    largest = fmaxf(largest, static_cast<float>(*static_cast<const volatile double*>(
-                                 p.scratch.partials + kMaxBlocks + i)));
+    largest =
+        fmaxf(largest,
+              static_cast<float>(*static_cast<const volatile double*>(partials + gridDim.x + i)));
   }
   largest = BlockMax(largest);
   if (threadIdx.x != 0) return;
@@ -48,8 +53,8 @@ __global__ void __launch_bounds__(kThreads)
     n.power2 = static_cast<float>(ldexp(1.0, power - power / 2));
     n.factor = static_cast<float>(ldexp(factor, -power));
   }
-  *p.result = n;
-  if (p.square_norm != nullptr) *p.square_norm = sum;
+  p.results[blockIdx.y] = n;
+  if (p.square_norms != nullptr) p.square_norms[blockIdx.y] = sum;
 }
 
 constexpr int kTileQuads = kThreads * kQuads;
@@ -57,9 +62,11 @@ constexpr int kTileQuads = kThreads * kQuads;
 // A quad is four columns of one row; their number is below 2^32. Rows beyond shape.rows and columns beyond shape.cols are zeros.
 template <typename T, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
-    NormalizeKernel(const float* from, const Normalization* by,
-                    const __grid_constant__ PaddedShape shape, T* to) {
-  const Normalization n = *by;
+    NormalizeKernel(const __grid_constant__ NormalizeParams p) {
+  const PaddedShape& shape = p.shape;
+  const float* from = p.from + p.blocks.at[blockIdx.y];
+  T* to = static_cast<T*>(p.to) + blockIdx.y * (shape.padded_rows * shape.padded_cols);
+  const Normalization n = p.by[blockIdx.y];
   const uint32_t quads = static_cast<uint32_t>(shape.padded_cols / 4);
   const int64_t total = shape.padded_rows * quads;
   for (int64_t tile = blockIdx.x; tile * kTileQuads < total; tile += gridDim.x) {
@@ -85,8 +92,11 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename T, bool kAligned>
-__global__ void __launch_bounds__(kThreads)
-    UnpadKernel(const T* from, float scale, const __grid_constant__ PaddedShape shape, float* to) {
+__global__ void __launch_bounds__(kThreads) UnpadKernel(const __grid_constant__ UnpadParams p) {
+  const PaddedShape& shape = p.shape;
+  const T* from =
+      static_cast<const T*>(p.from) + blockIdx.y * (shape.padded_rows * shape.padded_cols);
+  float* to = p.to + p.blocks.at[blockIdx.y];
   const uint32_t quads = static_cast<uint32_t>((shape.cols + 3) / 4);
   const int64_t total = shape.rows * quads;
   for (int64_t tile = blockIdx.x; tile * kTileQuads < total; tile += gridDim.x) {
@@ -105,7 +115,7 @@ __global__ void __launch_bounds__(kThreads)
       if (quad >= total) continue;
       const int64_t row = static_cast<uint32_t>(quad) / quads;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[u].at[i] *= scale;
+      for (int i = 0; i < 4; ++i) x[u].at[i] *= p.scale;
       StoreQuad<kAligned>(to + row * shape.cols, (quad - row * quads) * 4, shape.cols, x[u]);
     }
   }
@@ -116,8 +126,10 @@ constexpr int kMirrorTile = 64;
 // One block a pair of tiles (row >= column), numbered along the triangle. In a diagonal tile only entries above the diagonal
 // are written and only those below it are read, so reads and writes never meet.
 template <typename T, bool kShift>
-__global__ void __launch_bounds__(kThreads)
-    MirrorKernel(T* matrix, int64_t order, float scale, float diagonal, T* shifted) {
+__global__ void __launch_bounds__(kThreads) MirrorKernel(const __grid_constant__ MirrorParams p) {
+  const int64_t order = p.order;
+  T* matrix = static_cast<T*>(p.matrix) + blockIdx.y * (order * order);
+  T* shifted = kShift ? static_cast<T*>(p.shifted) + blockIdx.y * (order * order) : nullptr;
   __shared__ T tile[kMirrorTile][kMirrorTile + 2];
   // blockIdx.x = row (row + 1) / 2 + column, column <= row; the root may be off by one through rounding.
   const int64_t number = blockIdx.x;
@@ -161,8 +173,8 @@ __global__ void __launch_bounds__(kThreads)
       Packed<T> sum;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float add = row0 + r == col0 + c + i ? diagonal : 0.0f;
-        sum.at[i] = FromFloat<T>(scale * ToFloat(out.at[i]) + add);
+        const float add = row0 + r == col0 + c + i ? p.diagonal : 0.0f;
+        sum.at[i] = FromFloat<T>(p.scale * ToFloat(out.at[i]) + add);
       }
       StorePacked(shifted + (row0 + r) * order + col0 + c, sum);
     }
@@ -173,7 +185,7 @@ __global__ void __launch_bounds__(kThreads)
     const int r = pack % kPacks * 4;
     Packed<T> sum;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sum.at[i] = FromFloat<T>(scale * ToFloat(tile[c][r + i]));
+    for (int i = 0; i < 4; ++i) sum.at[i] = FromFloat<T>(p.scale * ToFloat(tile[c][r + i]));
     StorePacked(shifted + (col0 + c) * order + row0 + r, sum);
   }
 }
@@ -209,8 +221,8 @@ __global__ void __launch_bounds__(kThreads)
   const double block_difference = BlockSum(difference);
   const double block_norm = BlockSum(norm);
   if (!LeavePartials(scratch, block_difference, block_norm)) return;
-  const double all_difference = SumPartials(scratch.partials);
-  const double all_norm = SumPartials(scratch.partials + kMaxBlocks);
+  const double all_difference = SumPartials(PartialsOfRow(scratch));
+  const double all_norm = SumPartials(PartialsOfRow(scratch) + gridDim.x);
   if (threadIdx.x == 0) {
     result[0] = all_difference;
     result[1] = all_norm;

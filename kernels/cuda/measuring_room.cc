@@ -113,7 +113,7 @@ absl::StatusOr<CutMeasurement> MeasuringRoom::MeasureCut(LtContext& context,
   ASSIGN_OR_RETURN(const SymmetricProduct product,
                    SymmetricProduct::Create(context, shape, choice, &ground_));
   operands.d = d_.get();
-  const int64_t count = shape.order * shape.order;
+  const int64_t count = shape.batch * shape.order * shape.order;
   // All ones is NaN in every element type: what a way of cutting leaves out does not pass for a result.
   RETURN_IF_ERROR(
       ToStatus(cudaMemsetAsync(d_.get(), 0xff, static_cast<size_t>(count * ElementBytes(element_)),
@@ -142,7 +142,7 @@ absl::StatusOr<CutChoice> MeasuringRoom::BestCut(LtContext& context, CutRecord& 
   if (measured.empty()) {
     MatmulOperands operands;
     RETURN_IF_ERROR(PrepareOperands(context, shape, operands));
-    for (const CutChoice& choice : SymmetricProduct::Candidates(shape.order)) {
+    for (const CutChoice& choice : SymmetricProduct::Candidates(shape)) {
       ASSIGN_OR_RETURN(CutMeasurement m,
                        MeasureCut(context, shape, choice, operands, expected_.get()));
       measured.push_back(m);

@@ -6,12 +6,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/checked_math.h"
 #include "base/status_macros.h"
-#include "kernels/cuda/buffer.h"
 #include "kernels/cuda/graph.h"
 #include "kernels/cuda/measuring_room.h"
+#include "kernels/cuda/places.h"
 #include "kernels/cuda/program.h"
+#include "kernels/cuda/recording_streams.h"
 #include "kernels/cuda/status.h"
 #include "kernels/cuda/stream.h"
 #include "kernels/newton_schulz/coefficients.h"
@@ -25,9 +25,6 @@ using kernels::NewtonSchulzOptions;
 using kernels::NsForm;
 using Kind = Operation::Kind;
 
-constexpr int64_t kPad = 64;
-constexpr size_t kAlign = 256;
-
 Element ToElement(Dtype dtype) {
   switch (dtype) {
     case Dtype::kF32: return Element::kF32;
@@ -37,101 +34,16 @@ Element ToElement(Dtype dtype) {
   return Element::kF32;
 }
 
-// Where everything of a run lies in its workspace. X is m x n, m <= n. A wide input is stored as it comes, row-major, which
-// cuBLAS reads as the column-major transpose Y = X^T (n x m): X X^T = Y^T Y and (Q X)^T = Y Q. A tall input is X^T as it
-// comes, which cuBLAS reads as X itself. So nothing is ever transposed.
-struct Places {
-  bool wide = true;
-  int64_t order = 0, depth = 0;  // padded m and n
-  PaddedShape shape;             // of the input
-  size_t x_bytes = 0, buffer_bytes = 0;
-  size_t x[2] = {}, buffers = 0, products = 0;  // offsets; the Normalization is at 0
-  size_t product_stride = 0;
-  size_t bytes = 0;
-
-  int64_t ld() const { return wide ? depth : order; }  // of X as cuBLAS reads it
-};
-
-Places Place(int64_t rows, int64_t cols, Element element) {
-  Places p;
-  p.wide = rows <= cols;
-  p.order = static_cast<int64_t>(AlignUp(static_cast<uint64_t>(std::min(rows, cols)), kPad));
-  p.depth = static_cast<int64_t>(AlignUp(static_cast<uint64_t>(std::max(rows, cols)), kPad));
-  p.shape = {.rows = rows,
-             .cols = cols,
-             .padded_rows = p.wide ? p.order : p.depth,
-             .padded_cols = p.wide ? p.depth : p.order};
-  const size_t element_bytes = element == Element::kF32 ? 4 : 2;
-  p.x_bytes = AlignUp(static_cast<size_t>(p.order * p.depth) * element_bytes, kAlign);
-  p.buffer_bytes = AlignUp(static_cast<size_t>(p.order * p.order) * element_bytes, kAlign);
-  return p;
-}
-
-void Arrange(Places& p, int x_buffers, int buffers, size_t product_bytes, int lanes) {
-  p.x[0] = kAlign;
-  p.x[1] = p.x[0] + (x_buffers == 2 ? p.x_bytes : 0);
-  p.buffers = p.x[1] + p.x_bytes;
-  p.products = p.buffers + static_cast<size_t>(buffers) * p.buffer_bytes;
-  p.product_stride = AlignUp(product_bytes, kAlign);
-  p.bytes = p.products + static_cast<size_t>(lanes) * p.product_stride;
-}
-
 // The products of a plan. Every order x order product has the same shape.
 struct Products {
   SymmetricProduct gram, square;
-  Matmul apply;                       // into the other X
-  std::optional<Matmul> apply_final;  // into the output, fp32, where its rows are aligned
+  Matmul apply;  // into the other X
+  std::optional<Matmul>
+      apply_final;  // as fp32: of one block into the output, where its rows are aligned
 };
 
 constexpr int64_t kOutputAlignment =
     16;  // bytes, of address and rows, for products to write the output themselves
-
-// Streams and events of a recording: two groups of lanes.
-class RecordingStreams {
- public:
-  static absl::StatusOr<std::unique_ptr<RecordingStreams>> Create(size_t operations) {
-    auto streams = std::make_unique<RecordingStreams>();
-    for (cudaStream_t& s : streams->streams_) {
-      RETURN_IF_ERROR(
-          ToStatus(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking), "creating a stream"));
-    }
-    streams->events_.resize(operations + 2 * (1 + Lanes::kSides), nullptr);
-    for (cudaEvent_t& e : streams->events_) {
-      RETURN_IF_ERROR(
-          ToStatus(cudaEventCreateWithFlags(&e, cudaEventDisableTiming), "creating an event"));
-    }
-    return streams;
-  }
-  RecordingStreams() = default;
-  ~RecordingStreams() {
-    for (cudaEvent_t e : events_) {
-      if (e != nullptr) (void)cudaEventDestroy(e);
-    }
-    for (cudaStream_t s : streams_) {
-      if (s != nullptr) (void)cudaStreamDestroy(s);
-    }
-  }
-
-  Lanes Group(int group, char* workspace, size_t stride) const {
-    constexpr size_t kLanes = 1 + Lanes::kSides;
-    Lanes lanes;
-    const size_t first = static_cast<size_t>(group) * kLanes;
-    lanes.main = streams_[first];
-    lanes.fork = events_[first];
-    for (size_t i = 0; i < Lanes::kSides; ++i) {
-      lanes.side[i] = streams_[first + 1 + i];
-      lanes.join[i] = events_[first + 1 + i];
-    }
-    lanes.workspace = workspace + first * stride;
-    lanes.workspace_stride = stride;
-    return lanes;
-  }
-  cudaEvent_t done(size_t operation) const { return events_[2 * (1 + Lanes::kSides) + operation]; }
-
- private:
-  std::array<cudaStream_t, 2 * (1 + Lanes::kSides)> streams_ = {};
-  std::vector<cudaEvent_t> events_;
-};
 
 class Plan final : public CudaNewtonSchulz {
  public:
@@ -150,12 +62,13 @@ class Plan final : public CudaNewtonSchulz {
   const NewtonSchulzMeasurements& measurements() const override { return measurements_; }
 
   std::string kernel() const override {
-    return absl::StrCat(form_ == NsForm::kGram ? "gram " : "direct ",
-                        element_ == Element::kF32    ? "fp32"
-                        : element_ == Element::kBF16 ? "bf16"
-                                                     : "fp16",
-                        " (cublaslt, ", products_.gram.choice().name(), "/",
-                        products_.square.choice().name(), ")");
+    return absl::StrCat(
+        form_ == NsForm::kGram ? "gram " : "direct ",
+        element_ == Element::kF32    ? "fp32"
+        : element_ == Element::kBF16 ? "bf16"
+                                     : "fp16",
+        " (cublaslt, ", products_.gram.choice().name(), "/", products_.square.choice().name(), ")",
+        places_.together > 1 ? absl::StrCat(", ", places_.together, " at once") : "");
   }
 
   absl::Status Prepare(void* workspace) override {
@@ -178,14 +91,19 @@ class Plan final : public CudaNewtonSchulz {
   }
 
   void Run(kernels::Stream stream, const float* in, float* out, void* workspace) const override {
-    RunOne(stream, in, out, workspace, nullptr);
+    constexpr int64_t kOne[] = {0};
+    RunBatch(stream, {.in = in, .out = out, .offsets = kOne, .workspace = workspace});
   }
 
   void RunBatch(kernels::Stream stream, const kernels::NewtonSchulzBatch& batch) const override {
-    double* square_norm = batch.square_norms;
-    for (const int64_t offset : batch.offsets) {
-      RunOne(stream, batch.in + offset, batch.out + offset, batch.workspace, square_norm);
-      if (square_norm != nullptr) ++square_norm;
+    auto& state = *static_cast<StreamState*>(stream.handle);
+    const auto together = static_cast<size_t>(places_.together);
+    for (size_t first = 0; first < batch.offsets.size(); first += together) {
+      kernels::NewtonSchulzBatch group = batch;
+      group.offsets = batch.offsets.subspan(first, together);
+      if (group.square_norms != nullptr) group.square_norms += first;
+      const absl::Status status = Enqueue(state, group);
+      if (!status.ok()) state.Note(Annotate(status, "newton-schulz"));
     }
   }
 
@@ -195,13 +113,6 @@ class Plan final : public CudaNewtonSchulz {
     Graph graph;
   };
 
-  void RunOne(kernels::Stream stream, const float* in, float* out, void* workspace,
-              double* square_norm) const {
-    auto& state = *static_cast<StreamState*>(stream.handle);
-    const absl::Status status = Enqueue(state, in, out, static_cast<char*>(workspace), square_norm);
-    if (!status.ok()) state.Note(Annotate(status, "newton-schulz"));
-  }
-
   const Graph* GraphFor(const void* workspace) const {
     for (const Prepared& p : prepared_) {
       if (p.workspace == workspace) return &p.graph;
@@ -209,22 +120,15 @@ class Plan final : public CudaNewtonSchulz {
     return nullptr;
   }
 
-  absl::Status Enqueue(StreamState& state, const float* in, float* out, char* base,
-                       double* square_norm) const {
+  // As many blocks as run at once, or fewer: what else is in the workspace is computed with, and of no consequence.
+  absl::Status Enqueue(StreamState& state, const kernels::NewtonSchulzBatch& batch) const {
     const cudaStream_t stream = state.get();
+    char* base = static_cast<char*>(batch.workspace);
     RETURN_IF_ERROR(ToStatus(cudaSetDevice(device_), "selecting the device"));
-    auto* normalization = reinterpret_cast<Normalization*>(base);
-    NormalizationParams norm;
-    norm.in = in;
-    norm.count = places_.shape.rows * places_.shape.cols;
-    norm.exponent = program_.x_exponent;
-    norm.result = normalization;
-    norm.square_norm = square_norm;
-    norm.scratch = state.scratch();
-    RETURN_IF_ERROR(ToStatus(LaunchNormalization(stream, norm), "finding the norm"));
-    RETURN_IF_ERROR(ToStatus(
-        LaunchNormalize(stream, in, normalization, places_.shape, element_, base + places_.x[0]),
-        "normalising"));
+    BlockOffsets blocks;
+    blocks.count = static_cast<int>(batch.offsets.size());
+    std::copy(batch.offsets.begin(), batch.offsets.end(), blocks.at);
+    RETURN_IF_ERROR(Load(state, batch, blocks));
     Lanes lanes;
     lanes.main = stream;
     lanes.workspace = base + places_.products;
@@ -233,7 +137,28 @@ class Plan final : public CudaNewtonSchulz {
     } else {
       RETURN_IF_ERROR(Iterate(base, lanes, lanes, nullptr));
     }
-    return Finish(lanes, base, out);
+    return Finish(lanes, base, batch.out, blocks);
+  }
+
+  absl::Status Load(StreamState& state, const kernels::NewtonSchulzBatch& batch,
+                    const BlockOffsets& blocks) const {
+    char* base = static_cast<char*>(batch.workspace);
+    NormalizationParams norm;
+    norm.in = batch.in;
+    norm.blocks = blocks;
+    norm.count = places_.shape.rows * places_.shape.cols;
+    norm.exponent = program_.x_exponent;
+    norm.results = reinterpret_cast<Normalization*>(base);
+    norm.square_norms = batch.square_norms;
+    norm.scratch = state.scratch();
+    RETURN_IF_ERROR(ToStatus(LaunchNormalization(state.get(), norm), "finding the norm"));
+    NormalizeParams normalize;
+    normalize.from = batch.in;
+    normalize.blocks = blocks;
+    normalize.by = norm.results;
+    normalize.shape = places_.shape;
+    normalize.to = base + places_.x[0];
+    return ToStatus(LaunchNormalize(state.get(), element_, normalize), "normalising");
   }
 
   // All operations but the last.
@@ -296,23 +221,33 @@ class Plan final : public CudaNewtonSchulz {
     return ToStatus(products_.apply.Run(lanes.main, m, lanes.workspace), "a matrix product");
   }
 
-  // The last product writes the output itself where it can: its sums are fp32, and so is the output.
-  absl::Status Finish(const Lanes& lanes, char* base, float* out) const {
+  // The last product of one block writes the output itself where it can: its sums are fp32, and so is the output. Outputs of
+  // several lie wherever the caller has them, so their sums are kept as fp32 and spread.
+  absl::Status Finish(const Lanes& lanes, char* base, float* out,
+                      const BlockOffsets& blocks) const {
     const Operation& op = program_.operations.back();
     const float unscale = std::ldexp(1.0f, -program_.x_exponent);
-    if (op.beta == 0 && products_.apply_final.has_value() &&
-        reinterpret_cast<uintptr_t>(out) % kOutputAlignment == 0) {
+    UnpadParams unpad;
+    unpad.from = base + places_.x[1 - op.x];
+    unpad.shape = places_.shape;
+    unpad.to = out;
+    unpad.blocks = blocks;
+    const bool together = places_.together > 1;
+    float* to = out + blocks.at[0];
+    if (products_.apply_final.has_value() &&
+        (together || reinterpret_cast<uintptr_t>(to) % kOutputAlignment == 0)) {
       MatmulOperands m;
       m.alpha = static_cast<float>(op.alpha) * unscale;
       SetFactors(op, base, m);
-      m.d = out;
-      return ToStatus(products_.apply_final->Run(lanes.main, m, lanes.workspace),
-                      "a matrix product");
+      m.d = together ? base + places_.x[1 - op.x] : reinterpret_cast<char*>(to);
+      RETURN_IF_ERROR(
+          ToStatus(products_.apply_final->Run(lanes.main, m, lanes.workspace), "a matrix product"));
+      if (!together) return absl::OkStatus();
+      return ToStatus(LaunchUnpad(lanes.main, Element::kF32, unpad), "writing the output");
     }
-    void* x = base + places_.x[1 - op.x];
-    RETURN_IF_ERROR(Apply(op, lanes, base, x));
-    return ToStatus(LaunchUnpad(lanes.main, x, element_, unscale, places_.shape, out),
-                    "writing the output");
+    RETURN_IF_ERROR(Apply(op, lanes, base, base + places_.x[1 - op.x]));
+    unpad.scale = unscale;
+    return ToStatus(LaunchUnpad(lanes.main, element_, unpad), "writing the output");
   }
 
   void SetFactors(const Operation& op, char* base, MatmulOperands& m) const {
@@ -345,6 +280,7 @@ Dtype RestartDtype(Dtype dtype, int64_t order) {
 SymmetricShape GramShape(const Places& p, Element element) {
   return {.order = p.order,
           .depth = p.depth,
+          .batch = p.together,
           .transpose_a = p.wide,
           .transpose_b = !p.wide,
           .lda = p.ld(),
@@ -356,6 +292,7 @@ SymmetricShape GramShape(const Places& p, Element element) {
 SymmetricShape SquareShape(const Places& p, Element element) {
   return {.order = p.order,
           .depth = p.order,
+          .batch = p.together,
           .transpose_a = true,
           .transpose_b = false,
           .lda = p.order,
@@ -368,10 +305,14 @@ MatmulShape ApplyShape(const Places& p, Element element) {
   s.in = s.out = element;
   s.k = p.order;
   s.ldd = p.ld();
+  s.batch = p.together;
+  s.stride_d = p.x_elements();
   if (p.wide) {  // Y Q
     s.m = p.depth, s.n = p.order, s.lda = p.ld(), s.ldb = p.order;
+    s.stride_a = p.x_elements(), s.stride_b = p.buffer_elements();
   } else {  // Q X
     s.m = p.order, s.n = p.depth, s.transpose_a = true, s.lda = p.order, s.ldb = p.ld();
+    s.stride_a = p.buffer_elements(), s.stride_b = p.x_elements();
   }
   return s;
 }
@@ -379,6 +320,7 @@ MatmulShape ApplyShape(const Places& p, Element element) {
 MatmulShape FinalShape(const Places& p, Element element) {
   MatmulShape s = ApplyShape(p, element);
   s.out = Element::kF32;
+  if (p.together > 1) return s;
   s.m = p.shape.cols;
   s.n = p.shape.rows;
   s.ldd = p.shape.cols;
@@ -388,10 +330,10 @@ MatmulShape FinalShape(const Places& p, Element element) {
 
 absl::StatusOr<Products> MakeProducts(LtContext& context, CutRecord& record, const Places& p,
                                       Element element, const NewtonSchulzTuning& tuning,
-                                      bool measure, NewtonSchulzMeasurements& measurements) {
+                                      NewtonSchulzMeasurements& measurements) {
   std::unique_ptr<MeasuringRoom> room;
-  if (measure) {
-    const size_t most = std::max({p.x_bytes, p.buffer_bytes});
+  if (tuning.measure) {
+    const size_t most = std::max(p.x_bytes[0], p.buffer_bytes);
     absl::StatusOr<std::unique_ptr<MeasuringRoom>> made =
         MeasuringRoom::Create(context.device(), element, most);
     // Without room to measure in, the library's own choices have to do.
@@ -415,7 +357,8 @@ absl::StatusOr<Products> MakeProducts(LtContext& context, CutRecord& record, con
                    make(SquareShape(p, element), tuning.square_cut, measurements.square));
   ASSIGN_OR_RETURN(Matmul apply, Matmul::Create(context, ApplyShape(p, element), ground));
   std::optional<Matmul> apply_final;
-  if (p.shape.cols * static_cast<int64_t>(sizeof(float)) % kOutputAlignment == 0) {
+  if (p.together > 1 ||
+      p.shape.cols * static_cast<int64_t>(sizeof(float)) % kOutputAlignment == 0) {
     ASSIGN_OR_RETURN(apply_final, Matmul::Create(context, FinalShape(p, element), ground));
   }
   return Products{std::move(gram), std::move(square), std::move(apply), std::move(apply_final)};
@@ -426,9 +369,10 @@ absl::StatusOr<Products> MakeProducts(LtContext& context, CutRecord& record, con
 absl::StatusOr<std::unique_ptr<CudaNewtonSchulz>> PlanOnCuda(LtContext& context, CutRecord& record,
                                                              const NewtonSchulzOptions& options,
                                                              const NewtonSchulzTuning& tuning,
-                                                             int64_t rows, int64_t cols) {
+                                                             const BlockShape& shape) {
   constexpr int64_t kMostElements = int64_t{1}
                                     << 33;  // the kernels count fours of elements in 32 bits
+  const auto [rows, cols, blocks] = shape;
   if (rows > kMostElements / cols) {
     return absl::InvalidArgumentError(
         absl::StrCat("newton-schulz: a matrix of ", rows, " x ", cols, " is too large"));
@@ -445,17 +389,24 @@ absl::StatusOr<std::unique_ptr<CudaNewtonSchulz>> PlanOnCuda(LtContext& context,
     RETURN_IF_ERROR(kernels::CheckRestarts(schedule, restarts, dtype));
   }
   Program program = RecordProgram(form, schedule, restarts, rows, cols);
-  Places places = Place(rows, cols, element);
+  const Operation& last = program.operations.back();
+  Places places = PlaceBlocks(rows, cols, blocks, element);
+  NewtonSchulzTuning how = tuning;
+  how.measure = tuning.measure && !options.deterministic;
   NewtonSchulzMeasurements measurements;
   ASSIGN_OR_RETURN(Products products,
-                   MakeProducts(context, record, places, element, tuning,
-                                tuning.measure && !options.deterministic, measurements));
-  const size_t product_bytes =
+                   MakeProducts(context, record, places, element, how, measurements));
+  // C and D have one type: a last product that adds X cannot be fp32.
+  if (last.beta != 0) products.apply_final.reset();
+  Needs needs;
+  needs.buffers = program.buffers;
+  needs.wide_x = places.together > 1 && products.apply_final.has_value() ? 1 - last.x : -1;
+  needs.product_bytes =
       std::max({products.gram.workspace_bytes(), products.square.workspace_bytes(),
                 products.apply.workspace_bytes(),
                 products.apply_final.has_value() ? products.apply_final->workspace_bytes() : 0});
-  // The output may not take the last product directly (Plan::Finish), so the other X is always there.
-  Arrange(places, 2, program.buffers, product_bytes, 2 * (1 + Lanes::kSides));
+  needs.lanes = RecordingStreams::kLanes;
+  Arrange(places, needs);
   return std::make_unique<Plan>(context.device(), form, element, std::move(program),
                                 std::move(products), places, std::move(measurements));
 }

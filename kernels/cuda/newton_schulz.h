@@ -30,11 +30,17 @@ class CudaNewtonSchulz : public kernels::NewtonSchulz {
   virtual const NewtonSchulzMeasurements& measurements() const = 0;
 };
 
+// What a plan is for: matrices of this shape, so many at a time.
+struct BlockShape {
+  int64_t rows = 0, cols = 0;
+  int64_t blocks = 1;
+};
+
 // `context` must outlive the plan; `record` holds what other plans measured. fp16 unless the options say otherwise;
 // deterministic plans iterate in fp32 and measure nothing, so that nothing but shape, device and library decides what runs.
 absl::StatusOr<std::unique_ptr<CudaNewtonSchulz>> PlanOnCuda(
     LtContext& context, CutRecord& record, const kernels::NewtonSchulzOptions& options,
-    const NewtonSchulzTuning& tuning, int64_t rows, int64_t cols);
+    const NewtonSchulzTuning& tuning, const BlockShape& shape);
 
 }  // namespace dmuon::cuda
 

@@ -68,7 +68,7 @@ class Recorder final : public kernels::MatrixOps {
     op.shifted = NewBuffer(out, 0);
   }
 
-  void Apply(int q, double a, bool last) override {
+  void Apply(int q, double a, bool /*last*/) override {
     Operation op;
     op.kind = Kind::kApply;
     op.left = at_[q];
@@ -78,7 +78,6 @@ class Recorder final : public kernels::MatrixOps {
     Use({op.left});
     Add(op);
     x_ = 1 - x_;
-    if (!last) program_->x_buffers = 2;
   }
 
  private:

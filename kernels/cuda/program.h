@@ -35,7 +35,6 @@ struct Program {
   std::vector<Operation> operations;  // the last is the kApply whose result is the output
   int buffers = 0;                    // of order x order
   int x_exponent = 0;                 // X is kept as 2^x_exponent X
-  int x_buffers = 1;
 };
 
 // REQUIRES: form is what will run. `restarts` is read for kGram only. rows, cols: of X, for its exponent.

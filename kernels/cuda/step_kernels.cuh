@@ -15,7 +15,7 @@ __device__ __forceinline__ void LeaveSquareSum(const ReductionScratch& scratch, 
   if (to == nullptr) return;
   const double block = BlockSum(squares);
   if (!LeavePartials(scratch, block, 0)) return;
-  const double total = SumPartials(scratch.partials);
+  const double total = SumPartials(PartialsOfRow(scratch));
   if (threadIdx.x == 0) *to = total;
 }
 

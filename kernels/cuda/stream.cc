@@ -28,7 +28,8 @@ absl::StatusOr<std::unique_ptr<StreamState>> StreamState::Create(int device) {
       ToStatus(cudaStreamCreateWithPriority(&state->stream_, cudaStreamNonBlocking, greatest),
                "creating a stream"));
   const size_t partials = 2 * kMaxBlocks * sizeof(double);
-  ASSIGN_OR_RETURN(state->partials_, Buffer::Allocate(device, partials + sizeof(unsigned)));
+  ASSIGN_OR_RETURN(state->partials_,
+                   Buffer::Allocate(device, partials + kMaxBlocks * sizeof(unsigned)));
   state->scratch_.partials = state->partials_.as<double>();
   state->scratch_.ticket = state->partials_.as<unsigned>(partials);
   void* staging = nullptr;

@@ -36,13 +36,15 @@ void CutRecord::Keep(const SymmetricShape& shape, std::vector<CutMeasurement> me
   known_[shape.key()] = std::move(measurements);
 }
 
-std::vector<CutChoice> SymmetricProduct::Candidates(int64_t order) {
+std::vector<CutChoice> SymmetricProduct::Candidates(const SymmetricShape& shape) {
+  const int64_t order = shape.order;
   std::vector<CutChoice> choices = {{Cut::kWhole, 0}, {Cut::kMirror, 0}};
   for (int panels : {2, 3, 4, 6, 8}) {
     if (order / panels >= kSmallestBlock) choices.push_back({Cut::kPanels, panels});
   }
+  // Levels are batches themselves.
   for (int levels : {1, 2, 3}) {
-    if (order % (kGrain << levels) == 0 && (order >> levels) >= kSmallestBlock)
+    if (shape.batch == 1 && order % (kGrain << levels) == 0 && (order >> levels) >= kSmallestBlock)
       choices.push_back({Cut::kLevels, levels});
   }
   return choices;
@@ -72,8 +74,9 @@ absl::StatusOr<SymmetricProduct> SymmetricProduct::Create(LtContext& context,
       }
       break;
     case Cut::kLevels:
-      if (order % (kGrain << choice.parts) != 0) {
-        return absl::FailedPreconditionError("the order cannot be halved that often");
+      if (shape.batch != 1 || order % (kGrain << choice.parts) != 0) {
+        return absl::FailedPreconditionError(
+            "the order cannot be halved that often, or not in a batch");
       }
       for (int level = 1; level <= choice.parts; ++level) {
         const int64_t size = order >> level;
@@ -105,6 +108,11 @@ absl::Status SymmetricProduct::AddPart(LtContext& context, const MeasuringGround
   m.in = m.out = shape_.element;
   const int64_t row_step = shape_.transpose_a ? shape_.lda : 1;
   const int64_t col_step = shape_.transpose_b ? 1 : shape_.ldb;
+  if (shape_.batch > 1) {
+    m.batch = shape_.batch;
+    m.stride_a = m.stride_b = shape_.order * shape_.depth;
+    m.stride_d = shape_.order * shape_.order;
+  }
   if (batch > 1) {
     const int64_t step = row == col ? rows : 2 * rows;
     m.batch = batch;
@@ -167,15 +175,24 @@ absl::Status SymmetricProduct::RunParts(const Lanes& lanes, const MatmulOperands
 absl::Status SymmetricProduct::Run(const Lanes& lanes, const MatmulOperands& operands) const {
   RETURN_IF_ERROR(RunParts(lanes, operands));
   if (choice_.cut == Cut::kWhole) return absl::OkStatus();
-  return ToStatus(LaunchMirror(lanes.main, shape_.element, operands.d, shape_.order), "mirroring");
+  MirrorParams mirror;
+  mirror.matrix = operands.d;
+  mirror.order = shape_.order;
+  mirror.batch = shape_.batch;
+  return ToStatus(LaunchMirror(lanes.main, shape_.element, mirror), "mirroring");
 }
 
 absl::Status SymmetricProduct::RunShifted(const Lanes& lanes, const MatmulOperands& operands,
                                           float scale, float diagonal, void* shifted) const {
   RETURN_IF_ERROR(RunParts(lanes, operands));
-  return ToStatus(LaunchMirrorShift(lanes.main, shape_.element, operands.d, scale, diagonal,
-                                    shifted, shape_.order),
-                  "mirroring");
+  MirrorParams mirror;
+  mirror.matrix = operands.d;
+  mirror.order = shape_.order;
+  mirror.batch = shape_.batch;
+  mirror.shifted = shifted;
+  mirror.scale = scale;
+  mirror.diagonal = diagonal;
+  return ToStatus(LaunchMirror(lanes.main, shape_.element, mirror), "mirroring");
 }
 
 }  // namespace dmuon::cuda

@@ -52,15 +52,17 @@ struct CutChoice {
   }
 };
 
-// D (order x order) = alpha op(A) op(B) + beta C, known to be symmetric. `order` is a multiple of 64.
+// D (order x order) = alpha op(A) op(B) + beta C, known to be symmetric; `batch` times, with all operands of one kind one
+// behind the other. `order` is a multiple of 64.
 struct SymmetricShape {
   int64_t order = 0, depth = 0;
+  int64_t batch = 1;
   bool transpose_a = false, transpose_b = false;
   int64_t lda = 0, ldb = 0;
   Element element = Element::kF16;
 
   auto key() const {
-    return std::make_tuple(order, depth, transpose_a, transpose_b, lda, ldb, element);
+    return std::make_tuple(order, depth, batch, transpose_a, transpose_b, lda, ldb, element);
   }
 };
 
@@ -100,8 +102,8 @@ class SymmetricProduct {
   CutChoice choice() const { return choice_; }
   const SymmetricShape& shape() const { return shape_; }
 
-  // The ways to cut worth measuring for this order.
-  static std::vector<CutChoice> Candidates(int64_t order);
+  // The ways to cut worth measuring for this shape.
+  static std::vector<CutChoice> Candidates(const SymmetricShape& shape);
 
  private:
   struct Part {

@@ -149,9 +149,11 @@ __device__ __forceinline__ float BlockMax(float value) {
   return max;
 }
 
-// True in every thread of the block that comes last, which then finds all that the others have written before. The counter
-// orders nothing but who does the final sum: the sum itself runs over the partials in their order.
+// True in every thread of the block that comes last of its row of the grid, which then finds all that the others of the row
+// have written before. The counter orders nothing but who does the final sum: the sum itself runs over the partials in
+// their order.
 __device__ __forceinline__ bool LastToLeave(unsigned* ticket) {
+  ticket += blockIdx.y;
   __shared__ bool last;
   __threadfence();
   __syncthreads();
@@ -165,12 +167,18 @@ __device__ __forceinline__ bool LastToLeave(unsigned* ticket) {
   return mine;
 }
 
-// Leaves this block's two values in the scratch, and tells whether it was the last.
+// Where the first value of each block of this row of the grid is; the second of each is gridDim.x further.
+__device__ __forceinline__ double* PartialsOfRow(const ReductionScratch& scratch) {
+  return scratch.partials + static_cast<int64_t>(blockIdx.y) * 2 * gridDim.x;
+}
+
+// Leaves this block's two values there, and tells whether it was the last of its row.
 __device__ __forceinline__ bool LeavePartials(const ReductionScratch& scratch, double first,
                                               double second) {
   if (threadIdx.x == 0) {
-    scratch.partials[blockIdx.x] = first;
-    scratch.partials[kMaxBlocks + blockIdx.x] = second;
+    double* partials = PartialsOfRow(scratch);
+    partials[blockIdx.x] = first;
+    partials[gridDim.x + blockIdx.x] = second;
   }
   return LastToLeave(scratch.ticket);
 }

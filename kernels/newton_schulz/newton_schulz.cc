@@ -56,13 +56,14 @@ void NewtonSchulz::RunBatch(Stream stream, const NewtonSchulzBatch& batch) const
 
 absl::StatusOr<std::unique_ptr<NewtonSchulz>> PlanNewtonSchulz(Backend& backend,
                                                                const NewtonSchulzOptions& options,
-                                                               int64_t rows, int64_t cols) {
+                                                               int64_t rows, int64_t cols,
+                                                               int64_t blocks) {
   RETURN_IF_ERROR(Validate(options));
   if (rows < 1 || cols < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("Newton-Schulz shape: expected at least 1 x 1, given ", rows, " x ", cols));
   }
-  return backend.MakeNewtonSchulz(options, rows, cols);
+  return backend.MakeNewtonSchulz(options, rows, cols, blocks);
 }
 
 }  // namespace dmuon::kernels

@@ -61,17 +61,20 @@ class NewtonSchulz {
   virtual absl::Status Prepare(void* /*workspace*/) { return absl::OkStatus(); }
   // out = NS(in), both rows x cols, dense, row-major, fp32; `in` keeps its bytes; in == out is allowed.
   virtual void Run(Stream stream, const float* in, float* out, void* workspace) const = 0;
-  // Run on each block, with the same bits; at once where the device gains by it. By default one after the other.
+  // Run on each block; at once where the device gains by it. By default one after the other. The bits of a block are those
+  // of Run: on the CPU of any plan, on a device, where what runs is chosen for a number of blocks, of this one.
   virtual void RunBatch(Stream stream, const NewtonSchulzBatch& batch) const;
   virtual size_t batch_workspace_bytes(int64_t /*count*/) const { return workspace_bytes(); }
   virtual NsForm form() const = 0;
   virtual std::string kernel() const = 0;  // "gram fp32", "direct bf16", ...
 };
 
-// REQUIRES: Validate(options).ok(), rows >= 1, cols >= 1. The backend must outlive the plan.
+// `blocks`: how many RunBatch will be given; it takes any number. REQUIRES: Validate(options).ok(), rows >= 1, cols >= 1,
+// blocks >= 1. The backend must outlive the plan.
 absl::StatusOr<std::unique_ptr<NewtonSchulz>> PlanNewtonSchulz(Backend& backend,
                                                                const NewtonSchulzOptions& options,
-                                                               int64_t rows, int64_t cols);
+                                                               int64_t rows, int64_t cols,
+                                                               int64_t blocks = 1);
 
 }  // namespace dmuon::kernels
 

@@ -17,7 +17,7 @@ constexpr int kDevice = 0;
 Backend::~Backend() = default;
 
 absl::StatusOr<std::unique_ptr<NewtonSchulz>> Backend::MakeNewtonSchulz(const NewtonSchulzOptions&,
-                                                                        int64_t, int64_t) {
+                                                                        int64_t, int64_t, int64_t) {
   return absl::UnimplementedError(absl::StrCat("Newton-Schulz on backend '", name(), "'"));
 }
 

@@ -180,7 +180,7 @@ class Backend {
   // The iteration on this device; callers use PlanNewtonSchulz (kernels/newton_schulz/newton_schulz.h), which validates
   // first. A backend without one answers UNIMPLEMENTED.
   virtual absl::StatusOr<std::unique_ptr<NewtonSchulz>> MakeNewtonSchulz(
-      const NewtonSchulzOptions& options, int64_t rows, int64_t cols);
+      const NewtonSchulzOptions& options, int64_t rows, int64_t cols, int64_t blocks);
 };
 
 // The explicit list of backends; contract tests run over it. "auto" takes the first that works on this machine and says

@@ -47,7 +47,8 @@ class Muon final : public Update {
     for (const auto& [rows, blocks] : by_rows) {
       Batch batch{nullptr, {}, rows, Scale(spec.adjust_lr, rows, cols_)};
       ASSIGN_OR_RETURN(batch.newton_schulz,
-                       kernels::PlanNewtonSchulz(backend_, spec.newton_schulz, rows, cols_));
+                       kernels::PlanNewtonSchulz(backend_, spec.newton_schulz, rows, cols_,
+                                                 static_cast<int64_t>(blocks.size())));
       const bool gram = batch.newton_schulz->form() == kernels::NsForm::kGram;
       for (size_t i : blocks) {
         batch.offsets.push_back(parameter.blocks[i].row_begin * cols_);

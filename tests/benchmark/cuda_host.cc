@@ -70,8 +70,9 @@ class HostArenas : public kernels::Backend {
     cuda_.Publish(s, from, dtype, to, count);
   }
   absl::StatusOr<std::unique_ptr<kernels::NewtonSchulz>> MakeNewtonSchulz(
-      const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols) override {
-    return cuda_.MakeNewtonSchulz(options, rows, cols);
+      const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols,
+      int64_t blocks) override {
+    return cuda_.MakeNewtonSchulz(options, rows, cols, blocks);
   }
 
  private:

@@ -126,8 +126,8 @@ void TimingBackend::Publish(kernels::Stream stream, const float* from, Dtype dty
 }
 
 absl::StatusOr<std::unique_ptr<kernels::NewtonSchulz>> TimingBackend::MakeNewtonSchulz(
-    const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols) {
-  ASSIGN_OR_RETURN(auto plan, backend_.MakeNewtonSchulz(options, rows, cols));
+    const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols, int64_t blocks) {
+  ASSIGN_OR_RETURN(auto plan, backend_.MakeNewtonSchulz(options, rows, cols, blocks));
   return std::make_unique<TimedNewtonSchulz>(std::move(plan), times_);
 }
 

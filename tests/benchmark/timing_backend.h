@@ -53,7 +53,8 @@ class TimingBackend : public kernels::Backend {
   void Publish(kernels::Stream stream, const float* from, Dtype dtype, void* to,
                int64_t count) override;
   absl::StatusOr<std::unique_ptr<kernels::NewtonSchulz>> MakeNewtonSchulz(
-      const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols) override;
+      const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols,
+      int64_t blocks) override;
 
  private:
   kernels::Backend& backend_;

@@ -172,6 +172,67 @@ TEST_F(NewtonSchulzTest, HasTheSameBitsPreparedOrNotAndEveryTime) {
   }
 }
 
+// Blocks of one shape with gaps between them; in the last case more than run at once.
+TEST_F(NewtonSchulzTest, BlocksOfABatchHaveTheBitsOfEachAloneAndAgreeWithFloat64) {
+  struct Case {
+    Shape shape;
+    size_t count;
+    NsForm form;
+    int64_t gap;
+  };
+  constexpr Case kCases[] = {{{64, 96}, 5, NsForm::kGram, 8},
+                             {{200, 70}, 3, NsForm::kGram, 5},
+                             {{64, 64}, 3, NsForm::kDirect, 4},
+                             {{520, 600}, 2, NsForm::kGram, 0},
+                             {{16, 40}, 131, NsForm::kGram, 1}};
+  for (const auto& [shape, count, form, gap] : kCases) {
+    const auto [rows, cols] = shape;
+    const NewtonSchulzOptions options = Options(Dtype::kF16, form);
+    auto plan =
+        kernels::PlanNewtonSchulz(backend(), options, rows, cols, static_cast<int64_t>(count));
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_THAT((*plan)->kernel(), testing::HasSubstr(" at once")) << rows << " x " << cols;
+    const auto numel = static_cast<size_t>(rows * cols), pitch = numel + static_cast<size_t>(gap);
+    const std::vector<float> in = Gaussian(count * pitch, 3);
+    std::vector<int64_t> offsets;
+    for (size_t i = 0; i < count; ++i) offsets.push_back(static_cast<int64_t>(i * pitch));
+    void* workspace = Bytes((*plan)->batch_workspace_bytes(static_cast<int64_t>(count)));
+    float* both = OnDevice(in);
+    auto* norms = static_cast<double*>(Bytes(count * sizeof(double)));
+    ASSERT_TRUE((*plan)->Prepare(workspace).ok());
+    (*plan)->RunBatch(stream(), {.in = both,
+                                 .out = both,
+                                 .offsets = offsets,
+                                 .workspace = workspace,
+                                 .square_norms = norms});
+    const std::vector<float> out = ToHost(both, in.size());
+    const std::vector<double> square_norms = ToHost(norms, count);
+    float* alone = OnDevice(std::vector<float>(numel));
+    for (size_t i = 0; i<count; i += count> 10 ? count - 1 : 1) {
+      const std::vector<float> block(in.begin() + offsets[i], in.begin() + offsets[i] + numel),
+          got(out.begin() + offsets[i], out.begin() + offsets[i] + numel);
+      (*plan)->Run(stream(), OnDevice(block), alone, workspace);
+      EXPECT_EQ(got, ToHost(alone, numel)) << "block " << i << " of " << rows << " x " << cols;
+      const Vector expected =
+          reference::NewtonSchulz(block, rows, cols, kernels::Schedule(options));
+      const double allowance = rows == cols || std::min(rows, cols) < 32 ? 4 : 1;
+      EXPECT_LE(RelativeError(got, expected), allowance * BoundOf(Dtype::kF16).gaussian)
+          << "block " << i << " of " << rows << " x " << cols;
+      double square = 0;
+      for (float x : block) square += static_cast<double>(x) * x;
+      EXPECT_NEAR(square_norms[i], square, 1e-12 * square);
+      for (size_t k = numel; k < pitch; ++k)
+        EXPECT_EQ(out[i * pitch + k], in[i * pitch + k]) << "between the blocks";
+    }
+  }
+}
+
+TEST_F(NewtonSchulzTest, LargeBlocksRunOneAfterTheOther) {
+  auto plan = kernels::PlanNewtonSchulz(backend(), {.deterministic = true}, 3000, 3000, 8);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_THAT((*plan)->kernel(), testing::Not(testing::HasSubstr("at once")));
+}
+
 TEST_F(NewtonSchulzTest, SquareBlocksRunTheDirectFormAndSayWhatRuns) {
   EXPECT_EQ(Plan(Options(Dtype::kF16), 128, 128)->form(), NsForm::kDirect);
   EXPECT_EQ(Plan(Options(Dtype::kF16), 128, 512)->form(), NsForm::kGram);

@@ -89,7 +89,7 @@ PROBE void* probe_plan(ProbePlan* p, char* text, size_t bytes) {
   if (p->square_cut >= 0)
     tuning.square_cut = {static_cast<dmuon::cuda::Cut>(p->square_cut), p->square_parts};
   const absl::Time start = absl::Now();
-  auto plan = g_backend->MakeTuned(options, tuning, p->rows, p->cols);
+  auto plan = g_backend->MakeTuned(options, tuning, p->rows, p->cols, 1);
   if (!plan.ok()) {
     Say(plan.status().ToString(), text, bytes);
     return nullptr;

@@ -1,0 +1,38 @@
+// Streams and events of a recording of Newton-Schulz: two groups of lanes, for products that may run beside each other.
+#ifndef DMUON_KERNELS_CUDA_RECORDING_STREAMS_H_
+#define DMUON_KERNELS_CUDA_RECORDING_STREAMS_H_
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/cuda/symmetric.h"
+
+namespace dmuon::cuda {
+
+class RecordingStreams {
+ public:
+  static constexpr int kLanes = 2 * (1 + Lanes::kSides);
+
+  static absl::StatusOr<std::unique_ptr<RecordingStreams>> Create(size_t operations);
+  RecordingStreams() = default;
+  ~RecordingStreams();
+  RecordingStreams(const RecordingStreams&) = delete;
+  RecordingStreams& operator=(const RecordingStreams&) = delete;
+
+  // Group 0 or 1, each with its part of the workspace: kLanes times `stride` in all.
+  Lanes Group(int group, char* workspace, size_t stride) const;
+  // Recorded when this operation is done.
+  cudaEvent_t done(size_t operation) const { return events_[kLanes + operation]; }
+
+ private:
+  std::array<cudaStream_t, kLanes> streams_ = {};
+  std::vector<cudaEvent_t> events_;
+};
+
+}  // namespace dmuon::cuda
+
+#endif  // DMUON_KERNELS_CUDA_RECORDING_STREAMS_H_
