@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
+from dmuon import gloo_threads
 from dmuon.parameter import Boundary, DedicatedParam
 
 ATTRIBUTE = "_dedicated_comm_ctx"
@@ -101,7 +102,8 @@ def require_ctx(model: nn.Module) -> DedicatedCommContext:
 
 @atexit.register
 def _close_all() -> None:
-    """So that the daemon sees trainers leave and not die."""
+    """So that the daemon sees trainers leave and not die, and the last collective does not abort the process."""
     for ctx in list(_live):
         with contextlib.suppress(Exception):
             ctx.close()
+    gloo_threads.wait_idle()
