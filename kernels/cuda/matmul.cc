@@ -133,13 +133,15 @@ absl::Status Matmul::ChooseAlgorithm(const MeasuringGround* ground) {
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, shape_.alignment_d);
   cublasLtMatmulHeuristicResult_t found[kCandidates] = {};
   int count = 0;
-  const cublasStatus_t asked =
-      cublasLtMatmulAlgoGetHeuristic(context_->handle_, operation_, a_, b_, d_, d_, preference,
-                                     ground != nullptr ? kCandidates : 1, found, &count);
+  const cublasStatus_t asked = cublasLtMatmulAlgoGetHeuristic(
+      context_->handle_, operation_, a_, b_, d_, d_, preference, kCandidates, found, &count);
   (void)cublasLtMatmulPreferenceDestroy(preference);
   RETURN_IF_ERROR(ToStatus(asked, "asking for algorithms"));
-  if (count == 0) return absl::InternalError("cuBLASLt knows no algorithm");
-  choice_ = found[0];
+  const auto* const usable = std::find_if(found, found + count, [](const auto& candidate) {
+    return candidate.state == CUBLAS_STATUS_SUCCESS;
+  });
+  if (usable == found + count) return absl::InternalError("cuBLASLt knows no algorithm");
+  choice_ = *usable;
   if (ground == nullptr || count == 1) return absl::OkStatus();
 
   float best = -1;

@@ -14,6 +14,8 @@
 
 namespace {
 
+constexpr uint64_t kUnusable = 1;  // in data[2] of an algorithm
+
 struct Operation {
   cublasOperation_t a = CUBLAS_OP_N, b = CUBLAS_OP_N;
 };
@@ -217,6 +219,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   constexpr size_t kSecond = 4096;
   const Preference& p = *reinterpret_cast<Preference*>(preference);
   *count = 0;
+  if (wanted > 1) {  // the library also tells of those that cannot run
+    results[*count] = {};
+    results[*count].state = CUBLAS_STATUS_NOT_SUPPORTED;
+    results[*count].algo.data[2] = kUnusable;
+    ++*count;
+  }
   for (size_t workspace : {size_t{0}, kSecond}) {
     if (*count == wanted || workspace > p.workspace) break;
     results[*count] = {};
@@ -248,6 +256,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     return Refuse("an operand outside its allocation");
   const float beta_value = *static_cast<const float*>(beta);
   if (beta_value != 0 && !Inside(L(c_layout), c)) return Refuse("C outside its allocation");
+  if (algo->data[2] == kUnusable) return Refuse("an algorithm that was said not to run");
   const uint64_t ab = algo->data[0], cd = algo->data[1];
   if (!AlignedTo(a, ab) || !AlignedTo(b, ab) || !AlignedTo(d, cd) ||
       (beta_value != 0 && !AlignedTo(c, cd))) {
