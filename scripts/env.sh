@@ -23,6 +23,14 @@ die() {
   exit "${2:-1}"
 }
 
+# make_venv FOLDER REQUIREMENTS. The marker is the last thing written, so an interrupted installation is begun again.
+make_venv() {
+  rm -rf "$1"
+  python3 -m venv "$1"
+  "$1/bin/python" -m pip install --disable-pip-version-check --progress-bar off -r "$2"
+  touch "$1/.ready"
+}
+
 # configure PRESET [cmake arguments]: makes build/PRESET once; later changes of a CMakeLists.txt are ninja's business.
 configure() {
   local preset=$1 folder=$ROOT/build/$1

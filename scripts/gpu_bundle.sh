@@ -1,62 +1,99 @@
 #!/usr/bin/env bash
-# Builds what scripts/gpu_check.sh runs on a machine with a GPU, into gpu-bundle/: daemon, tool, C++ trainers, the CUDA
-# backend as it ships, their tests, the Python package, and the shared libraries that such a machine may lack. CUDA's own
-# libraries stay out: the machine brings them.
+# Makes gpu-bundle/, all that a machine with a GPU needs to check and measure the CUDA backend: copy the folder there and run
+# its scripts/gpu_check.sh. Inside: daemon, tool, C++ trainers, the CUDA backend as it ships, their tests, their shared
+# libraries, and wheels. CUDA, Python and PyTorch stay out: the machine brings them.
 #
-# usage: scripts/gpu_bundle.sh [--arch LIST] [--build FOLDER] [--python PROGRAM]
-#   --arch LIST       CUDA architectures, as CMake writes them (default: those that ship)
-#   --build FOLDER    build folder (default: build/gpu-bundle)
-#   --python PROGRAM  the Python whose version the GPU machine has, with headers and nanobind (default: python3.12);
-#                     without one the bundle has no Python package, and the check leaves its trainer out
-set -euo pipefail
-cd "$(dirname "$0")/.."
+#   scripts/gpu_bundle.sh [--arch LIST] [--build FOLDER] [--python VERSION]
+#     --arch LIST       CUDA architectures, as CMake writes them (default: those that ship)
+#     --build FOLDER    build folder (default: build/gpu-bundle)
+#     --python VERSION  of that machine's CPython, 3.10 or later (default: 3.12); this machine need not have it
+#
+# Needs nvcc of CUDA 13 and what scripts/setup.sh needs; downloads from apt and PyPI only.
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
-arch=""
-build=build/gpu-bundle
-python=python3.12
-while (($#)); do
+ARCH='' FOLDER=build/gpu-bundle PYTHON=3.12
+while [ $# -gt 0 ]; do
   case $1 in
-    --arch) arch=$2; shift 2 ;;
-    --build) build=$2; shift 2 ;;
-    --python) python=$2; shift 2 ;;
-    *) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    --arch) ARCH=${2:?--arch needs a list} && shift ;;
+    --build) FOLDER=${2:?--build needs a folder} && shift ;;
+    --python) PYTHON=${2:?--python needs a version} && shift ;;
+    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0" && exit ;;
+    *) die "unknown argument '$1'; see --help" 2 ;;
   esac
+  shift
 done
+command -v nvcc >/dev/null || export PATH=$PATH:/usr/local/cuda/bin
+command -v nvcc >/dev/null || die "no nvcc on PATH nor in /usr/local/cuda/bin: the CUDA toolkit 13 is needed"
+"$ROOT/scripts/setup.sh" --no-build
 
-programs=(dmuond dmuonctl train_mlp e2e_trainer e2e_test cuda_step_kernels_test cuda_newton_schulz_test)
-modules=(libdmuon_cuda.so libdmuon_nccl.so libdmuon_gpu_probe.so)
-targets=("${programs[@]}" dmuon_cuda dmuon_nccl dmuon_gpu_probe)
+PROGRAMS=(dmuond dmuonctl train_mlp e2e_trainer e2e_test cuda_step_kernels_test cuda_newton_schulz_test)
+MODULES=(dmuon_cuda dmuon_nccl dmuon_gpu_probe)
+BUNDLE=$ROOT/gpu-bundle LOG=$ROOT/$FOLDER.log
+WHEEL_REQUIREMENTS=$ROOT/python_client/requirements-wheel.txt
+TOOLS=$CACHE/wheel-$(sha256sum "$WHEEL_REQUIREMENTS" | cut -c1-12)
+WORK=$(mktemp -d)
+trap 'rm -rf "$WORK"' EXIT
 
-options=(-DDMUON_PYTHON=OFF)
-if "$python" -c 'import nanobind, os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2> /dev/null; then
-  options=(-DDMUON_PYTHON=ON "-DPython_EXECUTABLE=$(command -v "$python")")
-  targets+=(dmuon_python)
-else
-  echo "no Python package in this bundle: it needs $python with its headers (on Debian: $(basename "$python")-dev) and \
-nanobind (pip install nanobind); or name another by --python"
-fi
+# logged COMMAND...: what it says is shown when it fails.
+logged() {
+  "$@" >>"$LOG" 2>&1 || {
+    tail -40 "$LOG" >&2
+    die "$1 failed; all it said is in $LOG"
+  }
+}
 
-cmake -G Ninja -B "$build" -S . -DCMAKE_BUILD_TYPE=Release -DDMUON_CUDA=ON "${options[@]}" \
-  ${arch:+-DCMAKE_CUDA_ARCHITECTURES="$arch"} \
-  > "$build.cmake.log" 2>&1 || { tail -20 "$build.cmake.log"; exit 1; }
-ninja -C "$build" "${targets[@]}"
+make_tools() {
+  exec 9>"$CACHE/setup.lock"
+  flock 9
+  [ -f "$TOOLS/.ready" ] || logged make_venv "$TOOLS" "$WHEEL_REQUIREMENTS" 9>&-
+  exec 9>&-
+}
 
-rm -rf gpu-bundle
-mkdir -p gpu-bundle/bin gpu-bundle/lib
-for module in "${modules[@]}"; do cp "$build/lib/$module" gpu-bundle/lib/; done
-for program in "${programs[@]}"; do cp "$build/bin/$program" gpu-bundle/bin/; done
-[[ ${options[0]} == *=OFF ]] || cp -rL "$build/python" gpu-bundle/
-find gpu-bundle -type f \( -path '*/bin/*' -o -name '*.so' \) -exec strip {} +
+# Configures the folder too. The programs look for their libraries beside themselves before anywhere else (RPATH, not
+# RUNPATH, which says nothing about the libraries of libraries), and CUDA's come from LD_LIBRARY_PATH.
+build_wheel() {
+  local options=(DMUON_TESTS=ON DMUON_CUDA=ON CMAKE_BUILD_WITH_INSTALL_RPATH=ON "CMAKE_INSTALL_RPATH=\$ORIGIN/../lib"
+    {CMAKE_EXE_LINKER_FLAGS,CMAKE_MODULE_LINKER_FLAGS}"=-Wl,--disable-new-dtags" ${ARCH:+"CMAKE_CUDA_ARCHITECTURES=$ARCH"})
+  logged python -m pip wheel --disable-pip-version-check -v --no-deps --no-build-isolation -w "$WORK" \
+    -C "build-dir=$ROOT/$FOLDER" -C wheel.py-api=cp310 "${options[@]/#/-Ccmake.define.}" "$ROOT/python_client"
+}
 
-# Everything they need but the C and C++ runtimes and CUDA, by the name that the loader asks for.
-needed=$(find gpu-bundle -type f \( -path '*/bin/*' -o -name '*.so' \) -exec ldd {} + |
-  awk '$2 == "=>" && $3 ~ /^\// {print $1, $3}' | sort -u |
-  grep -vE '^(libc|libm|libdl|libpthread|librt|ld-linux.*|libgcc_s|libstdc\+\+|libcu.*|libnccl)\.so' || true)
-while read -r name path; do
-  [[ -n $name ]] && cp -L "$path" "gpu-bundle/lib/$name"
-done <<< "$needed"
+# The libraries that Debian has and others may not have go into the wheel, under names of their own.
+finish_wheels() {
+  mkdir -p "$BUNDLE/wheels"
+  PATH=$TOOLS/bin:$PATH logged auditwheel repair -w "$BUNDLE/wheels" "$WORK"/dmuon-*.whl
+  logged "$TOOLS/bin/pip" download --disable-pip-version-check --no-deps --only-binary=:all: --python-version "$PYTHON" \
+    -d "$BUNDLE/wheels" -c "$WHEEL_REQUIREMENTS" nanobind-backend
+}
 
-git rev-parse HEAD > gpu-bundle/COMMIT
-bytes=$(du -sb gpu-bundle | cut -f1)
-echo "gpu-bundle: $(find gpu-bundle -type f | wc -l) files, $((bytes / 1024)) KiB"
-((bytes <= 60 * 1024 * 1024)) || { echo "error: gpu-bundle is over 60 MiB" >&2; exit 1; }
+# Everything that programs and modules need but the C and C++ runtimes and CUDA, by the name that the loader asks for.
+copy_libraries() {
+  local name path
+  find "$BUNDLE/bin" "$BUNDLE/lib" -type f -exec ldd {} + | awk '$2 == "=>" && $3 ~ /^\// {print $1, $3}' | sort -u |
+    grep -vE '^(libc|libm|libdl|libpthread|librt|ld-linux.*|libgcc_s|libstdc\+\+|libcu.*|libnccl)\.so' |
+    while read -r name path; do cp -L "$path" "$BUNDLE/lib/$name"; done
+}
+
+mkdir -p "$(dirname "$LOG")"
+: >"$LOG"
+make_tools
+say "building $FOLDER (minutes, the first time; $LOG)"
+build_wheel
+logged ninja -C "$FOLDER" "${PROGRAMS[@]}" "${MODULES[@]}"
+
+rm -rf "$BUNDLE"
+mkdir -p "$BUNDLE"/{bin,lib,scripts,tests/cuda,tests/python}
+for program in "${PROGRAMS[@]}"; do cp "$FOLDER/bin/$program" "$BUNDLE/bin/"; done
+for module in "${MODULES[@]}"; do cp "$FOLDER/lib/lib$module.so" "$BUNDLE/lib/"; done
+strip "$BUNDLE"/bin/* "$BUNDLE"/lib/*
+copy_libraries
+finish_wheels
+cp scripts/gpu_check.sh "$BUNDLE/scripts/"
+cp -r tests/cuda/gpu "$BUNDLE/tests/cuda/"
+cp -r tests/python/support "$BUNDLE/tests/python/"
+find "$BUNDLE" -name __pycache__ -exec rm -rf {} +
+git rev-parse HEAD >"$BUNDLE/COMMIT"
+
+bytes=$(du -sb "$BUNDLE" | cut -f1)
+say "gpu-bundle: $(find "$BUNDLE" -type f | wc -l) files, $((bytes / 1024)) KiB, for CPython $PYTHON"
+[ "$bytes" -le $((60 * 1024 * 1024)) ] || die "gpu-bundle is over 60 MiB"

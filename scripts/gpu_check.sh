@@ -4,7 +4,7 @@
 # `end_to_end` runs the suite of real daemons and C++ trainers on the GPU, `trainer` a PyTorch trainer beside a daemon.
 #
 # usage: scripts/gpu_check.sh [--bundle FOLDER] [--out FOLDER] [--seconds N] [PART ...]
-#   --bundle FOLDER  default: gpu-bundle
+#   --bundle FOLDER  default: gpu-bundle, or the bundle that this script is in
 #   --out FOLDER     where the JSON files go (default: gpu-check)
 #   --seconds N      for all parts together (default: 480)
 #   PART             tests end_to_end trainer timing kernels sanitizer accuracy (default: all, in this order)
@@ -14,6 +14,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
 bundle=gpu-bundle out=gpu-check seconds=480
+[[ -f COMMIT ]] && bundle=.
 parts=()
 while (($#)); do
   case $1 in
@@ -49,7 +50,7 @@ PY
 echo "bundle $(cat "$bundle/COMMIT"), CUDA libraries in $cuda"
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.draw,temperature.gpu --format=csv,noheader
 
-# The tests are linked without rpath to the machine's libraries.
+# The e2e suite copies programs away from the bundle's libraries.
 native() { LD_LIBRARY_PATH="$bundle/lib:$cuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$@"; }
 
 run_test() {  # name, seconds, arguments
@@ -71,14 +72,17 @@ run_tests() {
 run_end_to_end() { DMUON_TEST_BACKEND=cuda run_test e2e_test 120; }
 
 run_trainer() {
-  [[ -d $bundle/python ]] || { echo "the bundle has no Python package: no PyTorch trainer was run"; return; }
-  PYTHONPATH=$bundle/python:tests/python PATH=$bundle/bin:$PATH run_python trainer 75
+  local wheel
+  for wheel in "$bundle"/wheels/*.whl; do  # pip may not be there
+    python3 -m zipfile -e "$wheel" "$work/python" || { failed=1; return; }
+  done
+  PYTHONPATH=$work/python:tests/python PATH=$bundle/bin:$PATH run_python trainer 75
 }
 
 run_python() {  # part, seconds
   local limit
   limit=$(smaller "$2" "$(remaining)")
-  DEADLINE=$(($(date +%s) + limit - 3)) LD_LIBRARY_PATH="$bundle/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" PYTHONUNBUFFERED=1 \
+  DEADLINE=$(($(date +%s) + limit - 3)) LD_LIBRARY_PATH="$cuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" PYTHONUNBUFFERED=1 \
     timeout -k 5 "$limit" python3 "tests/cuda/gpu/$1.py" "$bundle/lib" "$out/$1.json" > "$work/$1.log" 2>&1
   local code=$?
   ((code == 0)) || { failed=1; echo "$1: exit code $code"; tail -8 "$work/$1.log"; }

@@ -45,16 +45,6 @@ install_packages() {
     apt-get install -q -y --no-install-recommends -o Dpkg::Use-Pty=0 $names
 }
 
-# The marker is the last thing written, so an interrupted installation is begun again.
-make_venv() {
-  [ -f "$VENV/.ready" ] && return
-  say "making the Python environment $VENV (PyTorch is several GB: a few minutes)"
-  rm -rf "$VENV"
-  python3 -m venv "$VENV"
-  "$VENV/bin/python" -m pip install --disable-pip-version-check --progress-bar off -r "$REQUIREMENTS"
-  touch "$VENV/.ready"
-}
-
 # Packages and environment are shared by all checkouts: one at a time. What they start does not inherit the lock, and the
 # build of this checkout is nobody else's business.
 mkdir -p "$CACHE"
@@ -64,7 +54,10 @@ flock -n 9 || {
   flock 9
 }
 install_packages 9>&-
-make_venv 9>&-
+if [ ! -f "$VENV/.ready" ]; then
+  say "making the Python environment $VENV (PyTorch is several GB: a few minutes)"
+  make_venv "$VENV" "$REQUIREMENTS" 9>&-
+fi
 exec 9>&-
 
 if [ "$BUILD_WANTED" = 1 ]; then
