@@ -9,24 +9,42 @@
 #   --seconds N      for all parts together (default: 480)
 #   PART             tests end_to_end trainer timing kernels sanitizer accuracy (default: all, in this order)
 #
-# Exit code: 0 when the tests and the sanitizer found nothing; 1 otherwise.
+# Exit code: 0 when the tests and the sanitizer found nothing; 1 when they did; 2 for a wrong command line; 3 when something is
+# missing here (it is named); 130 after Ctrl-C, with the results so far written.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
 bundle=gpu-bundle out=gpu-check seconds=480
 [[ -f COMMIT ]] && bundle=.
 parts=()
+every=(tests end_to_end trainer timing kernels sanitizer accuracy)
+wrong() { echo "error: $1; --help tells more" >&2; exit 2; }
+missing() { echo "error: $1" >&2; exit 3; }
 while (($#)); do
   case $1 in
+    -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --bundle | --out | --seconds) (($# > 1)) || wrong "$1 needs a value" ;;&
     --bundle) bundle=$2; shift 2 ;;
     --out) out=$2; shift 2 ;;
     --seconds) seconds=$2; shift 2 ;;
-    -*) sed -n '2,13s/^# \{0,1\}//p' "$0"; exit 2 ;;
-    *) parts+=("$1"); shift ;;
+    -*) wrong "no option $1" ;;
+    *) [[ " ${every[*]} " == *" $1 "* ]] || wrong "no part $1: expected one of ${every[*]}"; parts+=("$1"); shift ;;
   esac
 done
-((${#parts[@]})) || parts=(tests end_to_end trainer timing kernels sanitizer accuracy)
-mkdir -p "$out"
+[[ $seconds =~ ^[1-9][0-9]*$ ]] || wrong "--seconds: expected a whole number from 1, got '$seconds'"
+((${#parts[@]})) || parts=("${every[@]}")
+[[ -f $bundle/COMMIT ]] || missing "no bundle in $bundle: scripts/gpu_bundle.sh makes one"
+command -v python3 > /dev/null || missing "no python3"
+python3 - <<'PY' || exit 3
+import ctypes
+try:
+    code = ctypes.CDLL("libcuda.so.1").cuInit(0)
+except OSError as error:
+    raise SystemExit(f"error: no NVIDIA driver: {error}")
+if code != 0:
+    raise SystemExit(f"error: the NVIDIA driver has no GPU to offer: cuInit answers {code}")
+PY
+mkdir -p "$out" || exit 3
 bundle=$(realpath "$bundle") out=$(realpath "$out")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -46,18 +64,29 @@ for root in (sysconfig.get_path("purelib"), "/usr/local/cuda"):
             raise SystemExit
 PY
 )
-[[ -n $cuda ]] || { echo "error: no libcublasLt.so.13 and libcudart.so.13 beside torch or in /usr/local/cuda" >&2; exit 1; }
+[[ -n $cuda ]] || missing "no libcublasLt.so.13 and libcudart.so.13 beside torch or in /usr/local/cuda"
 echo "bundle $(cat "$bundle/COMMIT"), CUDA libraries in $cuda"
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.draw,temperature.gpu --format=csv,noheader
 
+# Ctrl-C ends the part that runs; timeout's own process group does not hear it.
+interrupted=0 running=
+trap 'interrupted=1; [[ -z $running ]] || kill "$running" 2> /dev/null' INT
+limited() {  # libraries, seconds, command ...: its exit code
+  LD_LIBRARY_PATH="$1$cuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" timeout -k 5 "${@:2}" &
+  running=$!
+  wait "$running" && return
+  local code=$?
+  ((interrupted)) && wait "$running"
+  return "$code"
+}
 # The e2e suite copies programs away from the bundle's libraries.
-native() { LD_LIBRARY_PATH="$bundle/lib:$cuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$@"; }
+native() { limited "$bundle/lib:" "$@"; }
 
 run_test() {  # name, seconds, arguments
   local name=$1 limit
   limit=$(smaller "$2" "$(remaining)")
   shift 2
-  native timeout -k 5 "$limit" "$bundle/bin/$name" "$@" --gtest_output=json:"$out/$name.json" > "$work/$name.log" 2>&1
+  native "$limit" "$bundle/bin/$name" "$@" --gtest_output=json:"$out/$name.json" > "$work/$name.log" 2>&1
   local code=$?
   grep -E "FAILED|PASSED|Failure|actual" "$work/$name.log" | head -40
   ((code == 0)) || { failed=1; echo "$name: exit code $code"; tail -5 "$work/$name.log"; }
@@ -82,8 +111,8 @@ run_trainer() {
 run_python() {  # part, seconds
   local limit
   limit=$(smaller "$2" "$(remaining)")
-  DEADLINE=$(($(date +%s) + limit - 3)) LD_LIBRARY_PATH="$cuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" PYTHONUNBUFFERED=1 \
-    timeout -k 5 "$limit" python3 "tests/cuda/gpu/$1.py" "$bundle/lib" "$out/$1.json" > "$work/$1.log" 2>&1
+  DEADLINE=$(($(date +%s) + limit - 3)) PYTHONUNBUFFERED=1 \
+    limited "" "$limit" python3 "tests/cuda/gpu/$1.py" "$bundle/lib" "$out/$1.json" > "$work/$1.log" 2>&1
   local code=$?
   ((code == 0)) || { failed=1; echo "$1: exit code $code"; tail -8 "$work/$1.log"; }
 }
@@ -98,7 +127,7 @@ run_sanitizer() {
     for test in "cuda_step_kernels_test --gtest_filter=-*AgreesWithFloat64AndIts*" \
                 "cuda_newton_schulz_test --gtest_filter=*Zeros*:*NotAligned*"; do
       # shellcheck disable=SC2086
-      native timeout -k 5 "$limit" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 5 "$bundle"/bin/$test \
+      native "$limit" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 5 "$bundle"/bin/$test \
         > "$log.one" 2>&1
       local code=$?
       echo "$tool ${test%% *}: exit code $code; $(grep -E 'SUMMARY' "$log.one" | tail -1)"
@@ -111,6 +140,7 @@ run_sanitizer() {
 }
 
 for part in "${parts[@]}"; do
+  ((interrupted)) && break
   (($(remaining) > 8)) || { echo "$part: no time left"; continue; }
   echo "--- $part ($(remaining) s left)"
   case $part in
@@ -121,7 +151,6 @@ for part in "${parts[@]}"; do
     accuracy) run_python accuracy 75 ;;
     kernels) run_python kernels 40 ;;
     sanitizer) run_sanitizer > "$out/sanitizer.txt" & ;;  # nothing is timed beside it
-    *) echo "no part $part" >&2; exit 2 ;;
   esac
 done
 wait
@@ -132,4 +161,5 @@ grep -q "exit code 9" "$out/sanitizer.txt" 2> /dev/null && failed=1
 python3 tests/cuda/gpu/report.py "$out"
 (cd "$work" && tail -n +1 ./*.log > "$out/logs.txt" 2> /dev/null)
 echo "$(($(date +%s) - started)) s; results in $out/gpu_check.json"
+((interrupted)) && { echo "interrupted; the results are those of the parts before" >&2; exit 130; }
 exit "$failed"
