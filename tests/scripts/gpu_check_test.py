@@ -45,7 +45,9 @@ class GpuCheck(unittest.TestCase):
     def test_a_wrong_command_line_is_named(self):
         for arguments, word in (
             (["--out"], "--out needs a value"), (["--often"], "no option --often"),
-            (["everything"], "no part everything"), (["--seconds", "soon"], "got 'soon'"), (["--seconds", "0"], "got '0'"),
+            (["everything"], "no part everything"),
+            (["--seconds", "soon"], "got 'soon'"),
+            (["--seconds", "0"], "got '0'"),
         ):
             told = check(*arguments)
             self.assertEqual(told.returncode, 2, told.stderr)
