@@ -41,7 +41,8 @@ OBVIOUS_FIELDS = """
     name version pid threads sessions draining rank step session_id parameters boundaries placement loads imbalance
     groups mesh route shape owner boundary job session summary steps record reason states state alive attached uid
     world_size socket_dir attachments reshard_after_forward follow grad_bytes weight_bytes control_bytes state_bytes
-    workspace_bytes staging_bytes nesterov adjust_lr nonfinite newton_schulz buffers outcome kind parameter form table_digest
+    workspace_bytes staging_bytes nesterov adjust_lr nonfinite newton_schulz buffers outcome kind parameter form
+    table_digest
     clip_coefficient reduce_seconds verdict_seconds publish_seconds newton_schulz_calls bytes row_begin row_end chunk
     restarts_given started_unix_seconds lower_bound sessions_left grad_offset weight_offset states_written
 """
