@@ -323,12 +323,11 @@ TEST_P(EachBackend, CommitMeasuresWithoutChangingABit) {
 // ||O O^T - I||_F^2 / m itself up to eight rows: then all of them are in the sample.
 TEST_P(EachBackend, OrthogonalityOfAFewRowsIsTheErrorItself) {
   if (!backend_->measures_blocks()) GTEST_SKIP() << "it does not measure";
-  for (const auto& shape :
+  for (const auto& [rows, cols] :
        {std::pair<int64_t, int64_t>{1, 1}, {1, 300}, {300, 1}, {8, 8}, {7, 2000}, {2000, 7}}) {
-    const int64_t rows = shape.first, cols = shape.second;
     const std::vector<float> o = Normal(rows * cols, kSeed, 0.3f);
     const int64_t m = std::min(rows, cols), n = std::max(rows, cols);
-    const auto at = [&](int64_t i, int64_t k) {
+    const auto at = [&, rows = rows, cols = cols](int64_t i, int64_t k) {
       return double{o[rows <= cols ? i * cols + k : k * cols + i]};
     };
     double expected = 0;
