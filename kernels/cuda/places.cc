@@ -16,14 +16,16 @@ constexpr int64_t kEnoughTiles = 512;
 // What blocks that run at once may take, in bytes of X and of the order x order matrices.
 constexpr int64_t kMostBytes = int64_t{256} << 20;
 
-int64_t AlignUpTo(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+int64_t Padded(int64_t value, int64_t to) {
+  return static_cast<int64_t>(AlignUp(static_cast<uint64_t>(value), static_cast<uint64_t>(to)));
+}
 
 int64_t ElementBytes(Element element) { return element == Element::kF32 ? 4 : 2; }
 
 // How many of `blocks` run at once: all groups but the last are full, and the last nearly.
 int64_t Together(const Places& one, int64_t blocks, Element element) {
   constexpr int64_t kMatrices = 6;
-  const int64_t tiles = AlignUpTo(one.order, kTile) / kTile;
+  const int64_t tiles = Padded(one.order, kTile) / kTile;
   const int64_t bytes =
       (2 * one.x_elements() + kMatrices * one.buffer_elements()) * ElementBytes(element);
   const int64_t most = std::clamp<int64_t>(
@@ -37,8 +39,8 @@ int64_t Together(const Places& one, int64_t blocks, Element element) {
 Places PlaceBlocks(int64_t rows, int64_t cols, int64_t blocks, Element element) {
   Places p;
   p.wide = rows <= cols;
-  p.order = AlignUpTo(std::min(rows, cols), kPad);
-  p.depth = AlignUpTo(std::max(rows, cols), kPad);
+  p.order = Padded(std::min(rows, cols), kPad);
+  p.depth = Padded(std::max(rows, cols), kPad);
   p.shape = {.rows = rows,
              .cols = cols,
              .padded_rows = p.wide ? p.order : p.depth,
