@@ -23,6 +23,28 @@ die() {
   exit "${2:-1}"
 }
 
+# install_packages NAME...: those of Debian's packages that are not there.
+install_packages() {
+  local missing
+  missing=$(comm -23 <(printf '%s\n' "$@" | sort) \
+    <(dpkg-query -W -f='${db:Status-Status} ${Package}\n' "$@" 2>/dev/null |
+      sed -n 's/^installed //p' | sort))
+  [ -n "$missing" ] || return 0
+  local names
+  names=$(echo "$missing" | tr '\n' ' ')
+  command -v apt-get >/dev/null || die "this is not a Debian; please install what corresponds to: $names"
+  local as_root=()
+  if [ "$(id -u)" != 0 ]; then
+    command -v sudo >/dev/null || die "neither root nor sudo; please have these packages installed: $names"
+    as_root=(sudo)
+  fi
+  say "installing Debian packages: $names"
+  "${as_root[@]}" apt-get update -q
+  # shellcheck disable=SC2086  # the names are words
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -q -y --no-install-recommends -o Dpkg::Use-Pty=0 $names
+}
+
 # make_venv FOLDER REQUIREMENTS. The marker is the last thing written, so an interrupted installation is begun again.
 make_venv() {
   rm -rf "$1"

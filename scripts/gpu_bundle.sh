@@ -3,21 +3,19 @@
 # its scripts/gpu_check.sh. Inside: daemon, tool, C++ trainers, the CUDA backend as it ships, their tests, their shared
 # libraries, and wheels. CUDA, Python and PyTorch stay out: the machine brings them.
 #
-#   scripts/gpu_bundle.sh [--arch LIST] [--build FOLDER] [--python VERSION]
+#   scripts/gpu_bundle.sh [--arch LIST] [--build FOLDER]
 #     --arch LIST       CUDA architectures, as CMake writes them (default: those that ship)
 #     --build FOLDER    build folder (default: build/gpu-bundle)
-#     --python VERSION  of that machine's CPython, 3.10 or later (default: 3.12); this machine need not have it
 #
 # Needs nvcc of CUDA 13 and what scripts/setup.sh needs; downloads from apt and PyPI only.
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
-ARCH='' FOLDER=build/gpu-bundle PYTHON=3.12
+ARCH='' FOLDER=build/gpu-bundle
 while [ $# -gt 0 ]; do
   case $1 in
     --arch) ARCH=${2:?--arch needs a list} && shift ;;
     --build) FOLDER=${2:?--build needs a folder} && shift ;;
-    --python) PYTHON=${2:?--python needs a version} && shift ;;
-    -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0" && exit ;;
+    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0" && exit ;;
     *) die "unknown argument '$1'; see --help" 2 ;;
   esac
   shift
@@ -26,6 +24,8 @@ command -v nvcc >/dev/null || export PATH=$PATH:/usr/local/cuda/bin
 command -v nvcc >/dev/null || die "no nvcc on PATH nor in /usr/local/cuda/bin: the CUDA toolkit 13 is needed"
 "$ROOT/scripts/setup.sh" --no-build
 
+# Of the machine with the GPU; this one need not have any of them.
+PYTHONS=(3.10 3.11 3.12 3.13 3.14)
 PROGRAMS=(dmuond dmuonctl train_mlp e2e_trainer e2e_test cuda_step_kernels_test cuda_newton_schulz_test)
 MODULES=(dmuon_cuda dmuon_nccl dmuon_gpu_probe)
 BUNDLE=$ROOT/gpu-bundle LOG=$ROOT/$FOLDER.log
@@ -58,12 +58,16 @@ build_wheel() {
     -C "build-dir=$ROOT/$FOLDER" -C wheel.py-api=cp310 "${options[@]/#/-Ccmake.define.}" "$ROOT/python_client"
 }
 
-# The libraries that Debian has and others may not have go into the wheel, under names of their own.
+# The libraries that Debian has and others may not have go into the wheel, under names of their own. The module's nanobind is
+# another wheel for each version of Python, 100 KB each.
 finish_wheels() {
+  local version
   mkdir -p "$BUNDLE/wheels"
   PATH=$TOOLS/bin:$PATH logged auditwheel repair -w "$BUNDLE/wheels" "$WORK"/dmuon-*.whl
-  logged "$TOOLS/bin/pip" download --disable-pip-version-check --no-deps --only-binary=:all: --python-version "$PYTHON" \
-    -d "$BUNDLE/wheels" -c "$WHEEL_REQUIREMENTS" nanobind-backend
+  for version in "${PYTHONS[@]}"; do
+    logged "$TOOLS/bin/pip" download --disable-pip-version-check --no-deps --only-binary=:all: --python-version "$version" \
+      -d "$BUNDLE/wheels" -c "$WHEEL_REQUIREMENTS" nanobind-backend
+  done
 }
 
 # Everything that programs and modules need but the C and C++ runtimes and CUDA, by the name that the loader asks for.
@@ -95,5 +99,5 @@ find "$BUNDLE" -name __pycache__ -exec rm -rf {} +
 git rev-parse HEAD >"$BUNDLE/COMMIT"
 
 bytes=$(du -sb "$BUNDLE" | cut -f1)
-say "gpu-bundle: $(find "$BUNDLE" -type f | wc -l) files, $((bytes / 1024)) KiB, for CPython $PYTHON"
+say "gpu-bundle: $(find "$BUNDLE" -type f | wc -l) files, $((bytes / 1024)) KiB, for CPython ${PYTHONS[0]} to ${PYTHONS[-1]}"
 [ "$bytes" -le $((60 * 1024 * 1024)) ] || die "gpu-bundle is over 60 MiB"

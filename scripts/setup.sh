@@ -24,27 +24,6 @@ PACKAGES=(
   clang-format clang-tidy shellcheck systemd
 )
 
-install_packages() {
-  local missing
-  missing=$(comm -23 <(printf '%s\n' "${PACKAGES[@]}" | sort) \
-    <(dpkg-query -W -f='${db:Status-Status} ${Package}\n' "${PACKAGES[@]}" 2>/dev/null |
-      sed -n 's/^installed //p' | sort))
-  [ -n "$missing" ] || return 0
-  local names
-  names=$(echo "$missing" | tr '\n' ' ')
-  command -v apt-get >/dev/null || die "this is not a Debian; please install what corresponds to: $names"
-  local as_root=()
-  if [ "$(id -u)" != 0 ]; then
-    command -v sudo >/dev/null || die "neither root nor sudo; please have these packages installed: $names"
-    as_root=(sudo)
-  fi
-  say "installing Debian packages: $names"
-  "${as_root[@]}" apt-get update -q
-  # shellcheck disable=SC2086  # the names are words
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-    apt-get install -q -y --no-install-recommends -o Dpkg::Use-Pty=0 $names
-}
-
 # Packages and environment are shared by all checkouts: one at a time. What they start does not inherit the lock, and the
 # build of this checkout is nobody else's business.
 mkdir -p "$CACHE"
@@ -53,7 +32,7 @@ flock -n 9 || {
   say "waiting for another setup, which holds $CACHE/setup.lock"
   flock 9
 }
-install_packages 9>&-
+install_packages "${PACKAGES[@]}" 9>&-
 if [ ! -f "$VENV/.ready" ]; then
   say "making the Python environment $VENV (PyTorch is several GB: a few minutes)"
   make_venv "$VENV" "$REQUIREMENTS" 9>&-

@@ -5,6 +5,8 @@
 #                                                     nvcc is, also those of the CUDA backend on stand-ins for a GPU
 #   scripts/test.sh --asan | --tsan [-k PATTERN]      unit tests under AddressSanitizer and UBSan; those without gRPC
 #                                                     under ThreadSanitizer
+#   scripts/test.sh --bundle [-k PATTERN]             the bundle for a machine with a GPU, made and run on a bare system:
+#                                                     scripts/bundle_check.sh
 #
 # Exit 0: all passed, and some ran. Exit 1: a test failed, or none ran.
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
@@ -14,6 +16,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --cxx) PYTHON=0 ;;
     --python) CXX=0 ;;
+    --bundle) shift && exec "$ROOT/scripts/bundle_check.sh" "$@" ;;
     --asan | --tsan) SANITIZER=${1#--} PYTHON=0 ;;
     -k) PATTERN=${2:?-k needs a pattern} && shift ;;
     *) die "unknown argument '$1'; see the top of scripts/test.sh" 2 ;;
