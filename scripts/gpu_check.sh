@@ -54,25 +54,16 @@ failed=0
 remaining() { echo $((started + seconds - $(date +%s))); }
 smaller() { echo $(($1 < $2 ? $1 : $2)); }
 
-# CUDA's libraries: torch's own where it has them, since one process should not load two versions; else the toolkit's.
-cuda=$(python3 - <<'PY'
-import glob, os, sysconfig
-for root in (sysconfig.get_path("purelib"), "/usr/local/cuda"):
-    for hit in glob.glob(f"{root}/nvidia/cu13/lib") + glob.glob(f"{root}/lib64"):
-        if glob.glob(f"{hit}/libcublasLt.so.13*") and glob.glob(f"{hit}/libcudart.so.13*"):
-            print(os.path.realpath(hit))
-            raise SystemExit
-PY
-)
-[[ -n $cuda ]] || missing "no libcublasLt.so.13 and libcudart.so.13 beside torch or in /usr/local/cuda"
+cuda=$(python3 tests/cuda/gpu/libraries.py) || exit 3
+cuda+=${LD_LIBRARY_PATH:+${cuda:+:}$LD_LIBRARY_PATH}
 echo "bundle $(cat "$bundle/COMMIT"), CUDA libraries in $cuda"
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.draw,temperature.gpu --format=csv,noheader
 
 # Ctrl-C ends the part that runs; timeout's own process group does not hear it.
 interrupted=0 running=
 trap 'interrupted=1; [[ -z $running ]] || kill "$running" 2> /dev/null' INT
-limited() {  # libraries, seconds, command ...: its exit code
-  LD_LIBRARY_PATH="$1$cuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" timeout -k 5 "${@:2}" &
+limited() {  # folder of libraries, seconds, command ...: its exit code
+  LD_LIBRARY_PATH=$1${1:+${cuda:+:}}$cuda timeout -k 5 "${@:2}" &
   running=$!
   wait "$running" && return
   local code=$?
@@ -80,7 +71,7 @@ limited() {  # libraries, seconds, command ...: its exit code
   return "$code"
 }
 # The e2e suite copies programs away from the bundle's libraries.
-native() { limited "$bundle/lib:" "$@"; }
+native() { limited "$bundle/lib" "$@"; }
 
 run_test() {  # name, seconds, arguments
   local name=$1 limit

@@ -5,11 +5,16 @@ import os
 import pathlib
 import signal
 import subprocess
+import sys
 import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts/gpu_check.sh"
+sys.path.insert(0, str(ROOT / "tests/cuda/gpu"))
+
+import libraries  # noqa: E402
+
 # A shell that starts the tests in the background ignores SIGINT for all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -93,6 +98,52 @@ class GpuCheck(unittest.TestCase):
             return False
         finally:
             os.close(reader)
+
+
+def touch(folder, *names):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).touch()
+    return folder
+
+
+class Libraries(unittest.TestCase):
+    """Layouts as pip's wheels of CUDA 13, the toolkit and Debian have them, made up."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+
+    def choose(self, path=(), toolkits=(), loader=()):
+        folders = libraries.of_packages(map(str, path)) + libraries.of_toolkits(map(str, toolkits))
+        return libraries.choose(folders, "".join(f"\t{name} (libc6,x86-64) => /usr/lib/{name}\n" for name in loader))
+
+    def test_those_of_torch_come_before_the_toolkit(self):
+        site = self.root / "site-packages"
+        cuda = touch(site / "nvidia/cu13/lib", "libcudart.so.13", "libcublasLt.so.13", "libcublas.so.13")
+        nccl = touch(site / "nvidia/nccl/lib", "libnccl.so.2")
+        touch(site / "nvidia/cudnn/lib", "libcudnn.so.9")
+        touch(self.root / "cuda/lib64", "libcudart.so.13", "libcublasLt.so.13", "libnccl.so.2")
+        self.assertEqual(self.choose([self.root / "elsewhere", site], [self.root / "cuda"]), ([cuda, nccl], []))
+
+    def test_a_toolkit_alone_will_do(self):
+        folder = touch(self.root / "cuda/targets/x86_64-linux/lib", "libcudart.so.13", "libcublasLt.so.13")
+        found = self.choose([self.root], [self.root / "cuda"], ["libnccl.so.2"])
+        self.assertEqual(found, ([folder], []))
+
+    def test_another_major_version_is_none(self):
+        touch(self.root / "cuda/lib64", "libcudart.so.12", "libcublasLt.so.12")
+        _, missing = self.choose((), [self.root / "cuda"], ["libcudart.so.12"])
+        self.assertEqual(missing, ["libcudart.so.13", "libcublasLt.so.13", "libnccl.so.2"])
+
+    def test_the_path_is_printed_and_what_is_missing_named(self):
+        site = self.root / "site"
+        cuda = touch(site / "nvidia/cu13/lib", "libcudart.so.13", "libcublasLt.so.13")
+        done = subprocess.run([sys.executable, ROOT / "tests/cuda/gpu/libraries.py"], capture_output=True, text=True,
+                              env={**os.environ, "PYTHONPATH": str(site)}, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout.strip().split(":")[0], str(cuda))
 
 
 if __name__ == "__main__":
