@@ -79,11 +79,12 @@ absl::StatusOr<UniqueFd> PidfdByPid(const PeerCredentials& peer, uint64_t connec
 }
 
 absl::StatusOr<UniqueFd> PeerPidfd(int socket, const PeerCredentials& peer) {
+  // Newer kernels have a pidfd for it, too, by which nobody could be named.
+  if (peer.pid <= 0) return Unseen();
   int fd = -1;
   socklen_t length = sizeof(fd);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &length) == 0) return UniqueFd(fd);
   if (errno == ENOPROTOOPT) return PidfdByPid(peer, TicksSinceBoot());
-  if (peer.pid <= 0) return Unseen();
   if (errno == ESRCH || errno == EINVAL || errno == ENODATA) return Dead();
   return absl::ErrnoToStatus(errno, "SO_PEERPIDFD");
 }

@@ -76,5 +76,14 @@ TEST(PeerPidfd, TheProcessThatMadeTheConnectionLives) {
   EXPECT_FALSE(Readable(pidfd->get(), 0));
 }
 
+TEST(PeerPidfd, AProcessThatTheKernelDoesNotNameIsRefusedThoughItCouldBeWatched) {
+  int pair[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
+  const UniqueFd ours(pair[0]), theirs(pair[1]);
+  const absl::Status status = PeerPidfd(ours.get(), {geteuid(), getegid(), 0}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("hostPID"));
+}
+
 }  // namespace
 }  // namespace dmuon::server
