@@ -2,9 +2,9 @@
 
 #include <dlfcn.h>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "base/gpu.h"
 #include "base/status_macros.h"
 
 namespace dmuon::client {
@@ -30,6 +30,7 @@ absl::Status Fill(void* library, CudaRuntime& cuda) {
   RETURN_IF_ERROR(Find(library, "cudaGetDevice", cuda.get_device));
   RETURN_IF_ERROR(Find(library, "cudaSetDevice", cuda.set_device));
   RETURN_IF_ERROR(Find(library, "cudaGetDeviceProperties", cuda.get_device_properties));
+  RETURN_IF_ERROR(Find(library, "cudaDeviceGetAttribute", cuda.get_attribute));
   RETURN_IF_ERROR(Find(library, "cudaDriverGetVersion", cuda.driver_get_version));
   RETURN_IF_ERROR(Find(library, "cudaRuntimeGetVersion", cuda.runtime_get_version));
   RETURN_IF_ERROR(Find(library, "cudaMalloc", cuda.malloc));
@@ -81,10 +82,6 @@ absl::Status CudaRuntime::Check(int error, absl::string_view doing) const {
   switch (error) {
     case kMemoryAllocation: return absl::ResourceExhaustedError(text);
     case kDevicesUnavailable:
-      return absl::UnavailableError(
-          absl::StrCat(text,
-                       ": in an exclusive compute mode, trainer and daemon cannot both use it "
-                       "(nvidia-smi -c 0, or MPS)"));
     case kInsufficientDriver:
     case kNoDevice: return absl::UnavailableError(text);
     default: return absl::InternalError(text);
@@ -96,19 +93,27 @@ absl::StatusOr<std::string> CudaRuntime::NameOf(int device) const {
   RETURN_IF_ERROR(Check(get_device_properties(&properties, device),
                         absl::StrCat("reading the properties of device ", device)));
   properties.name[sizeof(properties.name) - 1] = '\0';
-  std::string name = absl::StrContains(properties.name, " MIG ") ? "MIG-" : "GPU-";
-  for (int i = 0; i < 16; ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) name += '-';
-    absl::StrAppend(&name, absl::Hex(properties.uuid[i], absl::kZeroPad2));
-  }
-  return name;
+  return GpuName(properties.uuid, properties.name);
+}
+
+absl::Status CudaRuntime::CheckShareable(int device) const {
+  int mode = 0, ipc = 0;
+  RETURN_IF_ERROR(
+      Check(get_attribute(&mode, kComputeModeAttribute, device), "reading the compute mode"));
+  RETURN_IF_ERROR(Check(get_attribute(&ipc, kIpcAttribute, device),
+                        "asking whether memory can be shared between processes"));
+  ASSIGN_OR_RETURN(const std::string name, NameOf(device));
+  return dmuon::CheckShareable(name, {.mode = static_cast<ComputeMode>(mode), .ipc = ipc != 0});
 }
 
 CudaDeviceScope::CudaDeviceScope(const CudaRuntime& cuda, int device) : cuda_(cuda) {
   status_ = cuda.Check(cuda.get_device(&before_), "asking for the current device");
   // Also when it is the current one: a process that has not touched it has no context there.
-  if (status_.ok())
-    status_ = cuda.Check(cuda.set_device(device), absl::StrCat("selecting device ", device));
+  if (!status_.ok()) return;
+  status_ = cuda.Check(cuda.set_device(device), absl::StrCat("selecting device ", device));
+  int mode = 0;
+  if (!status_.ok() && cuda.get_attribute(&mode, kComputeModeAttribute, device) == 0)
+    status_ = ExplainNotOpened(status_, static_cast<ComputeMode>(mode));
 }
 
 CudaDeviceScope::~CudaDeviceScope() {

@@ -32,6 +32,7 @@ class CudaRuntime {
   int (*get_device)(int*) = nullptr;
   int (*set_device)(int) = nullptr;
   int (*get_device_properties)(CudaDeviceStart*, int) = nullptr;
+  int (*get_attribute)(int*, int, int) = nullptr;
   int (*driver_get_version)(int*) = nullptr;
   int (*runtime_get_version)(int*) = nullptr;
   int (*malloc)(void**, size_t) = nullptr;
@@ -55,6 +56,8 @@ class CudaRuntime {
   absl::Status Check(int error, absl::string_view doing) const;
   // "GPU-..." or "MIG-...", as the daemon names its devices.
   absl::StatusOr<std::string> NameOf(int device) const;
+  // Before anything is made there: as base/gpu.h says it.
+  absl::Status CheckShareable(int device) const;
 };
 
 // The calling thread's device for as long as it lives; then the one before.

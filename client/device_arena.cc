@@ -23,9 +23,8 @@ absl::Status NotExportable(const CudaRuntime& cuda, int error, absl::string_view
                      "process?"));
   }
   if (error == kNotSupported) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(status.message(),
-                     ": this platform cannot share device memory between processes (WSL cannot)"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        status.message(), ": this platform cannot share device memory between processes"));
   }
   return status;
 }

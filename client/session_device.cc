@@ -36,7 +36,7 @@ absl::Status Session::Impl::ChooseDevice() {
     RETURN_IF_ERROR(cuda->Check(cuda->get_device(&device), "asking for the current device"));
   }
   ASSIGN_OR_RETURN(gpu, cuda->NameOf(device));
-  return absl::OkStatus();
+  return cuda->CheckShareable(device);
 }
 
 absl::Status Session::Impl::AllocateArenas(uint64_t grad_bytes, uint64_t weight_bytes) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/gpu.h"
 #include "base/status_macros.h"
 #include "kernels/cuda/buffer.h"
 #include "kernels/cuda/device.h"
@@ -52,15 +53,13 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(int device) {
                                                properties.major, ".", properties.minor,
                                                ", expected ", kLeastMajor, ".0 or newer"));
   }
-  RETURN_IF_ERROR(ToStatus(cudaSetDevice(device), absl::StrCat("opening ", properties.name)));
-  RETURN_IF_ERROR(
-      ToStatus(cudaFree(nullptr), absl::StrCat("opening ", properties.name)));  // makes the context
+  RETURN_IF_ERROR(Open(device, properties.name));
   ASSIGN_OR_RETURN(std::unique_ptr<LtContext> context, LtContext::Create(device));
   kernels::DeviceVersions v;
   (void)cudaDriverGetVersion(&v.driver);
   (void)cudaRuntimeGetVersion(&v.runtime);
   std::string name =
-      DeviceName(reinterpret_cast<const unsigned char*>(properties.uuid.bytes), properties.name);
+      GpuName(reinterpret_cast<const unsigned char*>(properties.uuid.bytes), properties.name);
   std::string description = absl::StrCat(
       "cuda: ", properties.name, " (sm_", properties.major, properties.minor, "), driver ",
       v.driver / 1000, ".", v.driver % 1000 / 10, ", runtime ", v.runtime / 1000, ".",

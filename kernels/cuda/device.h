@@ -11,9 +11,7 @@
 
 namespace dmuon::cuda {
 
-// "GPU-" or "MIG-", then the 16 bytes of the id as the driver's tools print them. A MIG instance is known by its name.
-std::string DeviceName(const unsigned char* uuid, absl::string_view product);
-
+// "GPU-..." or "MIG-...".
 absl::StatusOr<std::string> NameOf(int ordinal);
 
 // The ordinal here of the device with that name. INVALID_ARGUMENT: no name of a device; NOT_FOUND: not one that this
@@ -24,8 +22,9 @@ absl::StatusOr<int> OrdinalOf(absl::string_view name);
 // the way.
 absl::Status CheckShareable(int ordinal);
 
-// Two Linux kernels in one machine: Windows' driver has no handles for memory. `release`: /proc/sys/kernel/osrelease.
-bool IsWsl(absl::string_view release);
+// Makes this process's context there. UNAVAILABLE: the device is in a mode that keeps this process out, or what the driver
+// says.
+absl::Status Open(int ordinal, absl::string_view product);
 
 }  // namespace dmuon::cuda
 

@@ -184,7 +184,8 @@ class Backend {
 };
 
 // The explicit list of backends; contract tests run over it. "auto" takes the first that works on this machine and says
-// why in `description`. `threads`: cores that all workers together may use.
+// why in `description`. `threads`: cores that all workers together may use. FAILED_PRECONDITION: a device that cannot be
+// shared with trainers, and why.
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(absl::string_view name, int threads);
 absl::Span<const absl::string_view> BackendNames();
 

@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/gpu.h"
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "server/daemon/calibrate.h"
@@ -114,7 +115,7 @@ std::optional<Daemon::Failure> Daemon::Start() {
       {{"version", DMUON_VERSION},
        {"pid", getpid()},
        {"socket_dir", config_.socket_dir()},
-       {"backend", backend_->description()}});
+       {"backend", BackendText()}});
   NotifySystemd("READY=1\nSTATUS=serving");
   return std::nullopt;
 }
@@ -150,12 +151,19 @@ std::optional<Daemon::Failure> Daemon::Serve() {
   return std::nullopt;
 }
 
+// A device's processes take turns, or run beside each other under MPS: what a trainer sees of this daemon depends on it.
+std::string Daemon::BackendText() const {
+  if (!backend_->shares_by_handle()) return backend_->description();
+  return absl::StrCat(backend_->description(), "; shared with trainers by ",
+                      UsesMps() ? "MPS" : "time slices");
+}
+
 rpc::DaemonInfo Daemon::Info(int threads, const std::string& costs) const {
   return {.version = DMUON_VERSION,
           .instance_id = RandomId(),
           .started = absl::Now(),
           .backend = std::string(backend_->name()),
-          .kernel = backend_->description(),
+          .kernel = BackendText(),
           .threads = threads,
           .socket_dir = config_.socket_dir(),
           .costs = costs};

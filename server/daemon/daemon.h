@@ -49,6 +49,7 @@ class Daemon {
 
  private:
   std::optional<Failure> Serve();
+  std::string BackendText() const;
   rpc::DaemonInfo Info(int threads, const std::string& costs) const;
   bool Idle(absl::Time started) const;
   void BeginDrain(absl::string_view reason, absl::Duration patience);

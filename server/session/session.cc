@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "base/gpu.h"
 #include "base/log.h"
 #include "base/status_macros.h"
 #include "server/collective/local_communicator.h"
@@ -247,6 +248,12 @@ absl::Status Session::PrepareExchanges(const absl::Status& why) {
   std::map<std::string, int> rank_on;
   for (int r = 0; r < context_.slots(); ++r) {
     const kernels::Backend& backend = *context_.backends[r];
+    if (IsMig(backend.device())) {
+      return refused(absl::StrFormat(
+          "rank %d is on %s, and NCCL does not run on MIG instances; give all ranks the same "
+          "instance, or whole GPUs",
+          r, backend.device()));
+    }
     const auto [on, first] = rank_on.emplace(backend.device(), r);
     if (!first) {
       return refused(

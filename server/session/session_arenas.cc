@@ -10,9 +10,23 @@
 #include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "server/session/namespaces.h"
 #include "server/session/session.h"
 
 namespace dmuon::server {
+namespace {
+
+// What a driver says of a handle that it does not take is as good as nothing where containers are in the way.
+absl::Status WithNamespaces(const absl::Status& refused, pid_t trainer) {
+  const std::string apart = refused.ok() ? "" : NamespacesApart(trainer);
+  if (apart.empty()) return refused;
+  return absl::Status(refused.code(),
+                      absl::StrFormat("%s; trainer (process %d) and daemon have different %s "
+                                      "namespaces, which CUDA's handles may not cross",
+                                      refused.message(), trainer, apart));
+}
+
+}  // namespace
 
 absl::Status Session::BuildArenas() {
   const wire::PageLayout page =
@@ -98,7 +112,7 @@ absl::StatusOr<Registered> Session::Import(const Trainer& trainer, int rank,
   ranks_[rank].importing = true;
   mu_.Unlock();  // a driver is at work
   absl::StatusOr<ImportedArenas> imported = ImportedArenas::Import(backend, registration);
-  absl::Status status = imported.status();
+  absl::Status status = WithNamespaces(imported.status(), trainer.pid);
   if (status.ok()) {
     absl::Status written;
     status = workers_[rank]->Run(0, [&](kernels::Stream stream) {
@@ -128,7 +142,8 @@ absl::StatusOr<uint64_t> Session::Confirm(const Trainer& trainer, int rank,
   }
   if (const absl::Status same = ranks_[rank].imported->CheckFound(found); !same.ok()) {
     CloseArenas(rank);
-    return Annotate(same, absl::StrFormat("session '%s': rank %d", name(), rank));
+    return Annotate(WithNamespaces(same, trainer.pid),
+                    absl::StrFormat("session '%s': rank %d", name(), rank));
   }
   return BecomeReady(rank);
 }

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -151,6 +152,23 @@ TEST(FakeIpc, WantsItsOneFlagAndCanBeMissing) {
   const std::string handle = trainer.Do("handle " + Malloc(trainer));
   EXPECT_EQ(daemon.Ask("open " + handle + " 0").error, cudaErrorInvalidValue);
   EXPECT_EQ(wsl.Ask("handle " + Malloc(wsl)).error, cudaErrorNotSupported);
+  EXPECT_EQ(wsl.Ask("open " + handle).error, cudaErrorNotSupported);
+}
+
+TEST(FakeIpc, IsNotForWhatAnotherAllocatorGivesInPlaceOfCudaMalloc) {
+  CudaProcess replaced({"DMUON_FAKE_CUDA_MALLOC=pool"});
+  const std::string memory = Malloc(replaced);
+  EXPECT_EQ(replaced.Ask("handle " + memory).error, cudaErrorInvalidValue);
+  replaced.Do("free " + memory);
+}
+
+TEST(FakeIpc, DoesNotCrossMigInstances) {
+  const std::string devices = "DMUON_FAKE_CUDA_DEVICES=mig,mig";
+  CudaProcess trainer({devices, "CUDA_VISIBLE_DEVICES=1"});
+  CudaProcess same({devices, "CUDA_VISIBLE_DEVICES=1"}), other({devices, "CUDA_VISIBLE_DEVICES=0"});
+  const std::string handle = trainer.Do("handle " + Malloc(trainer));
+  same.Do("open " + handle);
+  EXPECT_EQ(other.Ask("open " + handle).error, cudaErrorInvalidResourceHandle);
 }
 
 TEST(FakeIpc, IsClosedOnTheDeviceThatOpenedIt) {
@@ -218,6 +236,27 @@ TEST(FakeDevices, ExclusiveOnesTakeOneProcess) {
     EXPECT_EQ(second.Ask("malloc 256").error, cudaErrorDevicesUnavailable);
   }
   second.Do("malloc 256");
+}
+
+TEST(FakeDevices, ExclusiveOnesTakeAnyNumberThroughMps) {
+  const std::string folder = testing::TempDir() + "mps_" + std::to_string(getpid());
+  ASSERT_EQ(mkdir(folder.c_str(), 0700), 0);
+  std::ofstream(folder + "/control") << "";
+  const std::vector<std::string> environment = {"DMUON_FAKE_CUDA_COMPUTE_MODE=exclusive",
+                                                "DMUON_FAKE_CUDA_NODE=" + folder,
+                                                "CUDA_MPS_PIPE_DIRECTORY=" + folder};
+  CudaProcess first(environment), second(environment);
+  first.Do("malloc 256");
+  second.Do("malloc 256");
+  std::remove((folder + "/control").c_str());
+  rmdir(folder.c_str());
+}
+
+TEST(FakeDevices, MayBeInAModeEach) {
+  CudaProcess process(
+      {"DMUON_FAKE_CUDA_DEVICES=2", "DMUON_FAKE_CUDA_COMPUTE_MODE=default,prohibited"});
+  process.Do("malloc 256");
+  EXPECT_EQ(process.Ask("set 1").error, cudaErrorDevicesUnavailable);
 }
 
 TEST(FakeDevices, ProhibitedOnesTakeNone) {

@@ -9,7 +9,6 @@
 
 #include "client/session_impl.h"
 #include "tests/e2e/configured_rank.h"
-#include "tests/support/environment.h"
 
 namespace dmuon::testing {
 namespace {
@@ -17,7 +16,6 @@ namespace {
 using client::Connection;
 using client::DeviceArena;
 using client::Session;
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using Request = v1::RegisterBuffersRequest;
 
@@ -48,11 +46,6 @@ class CudaRegistration : public ConfiguredRank {
     v1::ConfirmBuffersResponse response;
     return connection_->impl().Unary(&v1::Trainer::Stub::PrepareAsyncConfirmBuffers, request,
                                      response);
-  }
-  // What a trainer with this environment says in the end.
-  std::string Once(const std::string& job, const Environment& environment) {
-    const ScopedEnvironment scope(environment);
-    return Helper("once", {.job = job}, 0).ReadAll();
   }
 };
 
@@ -139,54 +132,6 @@ TEST_F(CudaRegistration, MemoryThatTheTrainerDoesNotSeeAsTheDaemonDoesIsRefused)
     return !absl::IsAlreadyExists(started);
   }));
   EXPECT_TRUE(started.ok()) << started;
-}
-
-TEST_F(CudaRegistration, DevicesAreKnownByTheirIdsWhateverTheirOrder) {
-  EXPECT_THAT(Once("permuted", {{"CUDA_VISIBLE_DEVICES", "1,0"}}), HasSubstr("closed"));
-  EXPECT_THAT(Once("second", {{"CUDA_VISIBLE_DEVICES", "1"}}), HasSubstr("closed"));
-}
-
-TEST_F(CudaRegistration, ADeviceThatTheDaemonDoesNotSeeIsNamed) {
-  EXPECT_THAT(Once("unknown", {{"DMUON_FAKE_CUDA_DEVICES", "3"}, {"CUDA_VISIBLE_DEVICES", "2"}}),
-              HasSubstr("NOT_FOUND: session 'unknown': rank 0: gpu_uuid: expected one that the "
-                        "daemon sees (GPU-"));
-  EXPECT_THAT(
-      Once("mig", {{"DMUON_FAKE_CUDA_DEVICES", "gpu,gpu,mig"}, {"CUDA_VISIBLE_DEVICES", "2"}}),
-      HasSubstr("need the same one in CUDA_VISIBLE_DEVICES"));
-}
-
-TEST_F(CudaRegistration, WhatKeepsATrainerFromSharingIsSaidInTheTrainer) {
-  EXPECT_THAT(Once("wsl", {{"DMUON_FAKE_CUDA_IPC", "none"}}), HasSubstr("WSL"));
-  EXPECT_THAT(Once("pool", {{"DMUON_FAKE_CUDA_FAULTS", "cudaIpcGetMemHandle:1=fail(1)"}}),
-              HasSubstr("FAILED_PRECONDITION: GRAD arena: cudaIpcGetMemHandle: "
-                        "cudaErrorInvalidValue"));
-  EXPECT_THAT(Once("full", {{"DMUON_FAKE_CUDA_MEMORY", "3000000"}}),
-              HasSubstr("RESOURCE_EXHAUSTED: WEIGHT arena: allocating 2097152 bytes"));
-  EXPECT_THAT(Once("none", {{"DMUON_FAKE_CUDA_DEVICES", "0"}}),
-              HasSubstr("UNAVAILABLE: looking for CUDA devices"));
-  EXPECT_THAT(Once("bare", {{"LD_LIBRARY_PATH", ""}}),
-              AnyOf(HasSubstr("this process has no CUDA runtime"),
-                    HasSubstr("cudaErrorInsufficientDriver")));
-}
-
-// A daemon with an environment of its own, and no other session on it.
-void ExpectOnce(const Environment& environment, const std::string& text) {
-  std::unique_ptr<DaemonProcess> daemon;
-  {
-    const ScopedEnvironment scope(environment);
-    daemon = std::make_unique<DaemonProcess>(Program("dmuond"),
-                                             std::vector<std::string>{"--backend=cuda"});
-  }
-  const std::string said =
-      ChildProcess({Program("e2e_trainer"), "once", daemon->endpoint(), "job", "1", "0"}).ReadAll();
-  EXPECT_THAT(said, HasSubstr(text));
-}
-
-TEST(CudaPlace, WhatKeepsADaemonFromMappingIsSaidAtAttach) {
-  // In a container of its own the driver finds no memory behind a handle.
-  ExpectOnce({{"DMUON_FAKE_CUDA_FAULTS", "cudaIpcOpenMemHandle:1=fail(205)"}},
-             "must share the ipc and pid namespaces");
-  ExpectOnce({{"DMUON_FAKE_CUDA_COMPUTE_MODE", "exclusive"}}, "exclusive compute mode");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Devices, contexts, versions and errors.
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -88,6 +89,20 @@ std::vector<Device>& Devices() {
   return w.devices;
 }
 
+// Of one device, or the same for all.
+bool InMode(const Device& device, const char* mode) {
+  const char* text = std::getenv("DMUON_FAKE_CUDA_COMPUTE_MODE");
+  if (text == nullptr) return false;
+  const std::vector<std::string> modes = Split(text);
+  return modes[modes.size() == 1 ? 0 : static_cast<size_t>(device.physical) % modes.size()] == mode;
+}
+
+// Its server has the device, and clients are not counted.
+bool ThroughMps() {
+  const char* directory = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
+  return directory != nullptr && access((std::string(directory) + "/control").c_str(), F_OK) == 0;
+}
+
 // One process a device: held by an abstract socket, which goes with the process however it ends.
 bool TakeExclusively(const Device& device) {
   const char* node = std::getenv("DMUON_FAKE_CUDA_NODE");
@@ -113,8 +128,8 @@ cudaError_t MakeContext(int ordinal) {
   if (DeviceOf(ordinal) == nullptr) return cudaErrorInvalidDevice;
   Device& device = Devices()[static_cast<size_t>(ordinal)];
   if (device.context) return cudaSuccess;
-  if (Is("DMUON_FAKE_CUDA_COMPUTE_MODE", "prohibited")) return cudaErrorDevicesUnavailable;
-  if (Is("DMUON_FAKE_CUDA_COMPUTE_MODE", "exclusive") && !TakeExclusively(device))
+  if (InMode(device, "prohibited")) return cudaErrorDevicesUnavailable;
+  if (InMode(device, "exclusive") && !ThroughMps() && !TakeExclusively(device))
     return cudaErrorDevicesUnavailable;
   device.context = true;
   return cudaSuccess;
@@ -239,7 +254,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal) {
   properties->pciBusID = 1 + device->physical;
   properties->unifiedAddressing = 1;
   properties->isMultiGpuBoard = 0;
-  properties->ipcEventSupported = 1;
+  properties->ipcEventSupported = Is("DMUON_FAKE_CUDA_IPC", "none") ? 0 : 1;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ordinal) {
@@ -253,9 +268,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ord
     case cudaDevAttrMemoryPoolsSupported: *value = 1; break;
     case cudaDevAttrIpcEventSupport: *value = Is("DMUON_FAKE_CUDA_IPC", "none") ? 0 : 1; break;
     case cudaDevAttrComputeMode:
-      *value = Is("DMUON_FAKE_CUDA_COMPUTE_MODE", "exclusive")    ? cudaComputeModeExclusiveProcess
-               : Is("DMUON_FAKE_CUDA_COMPUTE_MODE", "prohibited") ? cudaComputeModeProhibited
-                                                                  : cudaComputeModeDefault;
+      *value = InMode(*DeviceOf(ordinal), "exclusive")    ? cudaComputeModeExclusiveProcess
+               : InMode(*DeviceOf(ordinal), "prohibited") ? cudaComputeModeProhibited
+                                                          : cudaComputeModeDefault;
       break;
     default: return Answer(cudaErrorInvalidValue);
   }

@@ -26,8 +26,21 @@ struct Handle {
   uint64_t bytes;
   uint64_t id;
   unsigned char uuid[16];
+  uint32_t ipc_namespace;
+  bool mig;
 };
 static_assert(sizeof(Handle) <= CUDA_IPC_HANDLE_SIZE);
+
+uint32_t IpcNamespace() {
+  struct stat found = {};
+  (void)stat("/proc/self/ns/ipc", &found);
+  return static_cast<uint32_t>(found.st_ino);
+}
+
+bool CanShare() {
+  const char* mode = std::getenv("DMUON_FAKE_CUDA_IPC");
+  return mode == nullptr || std::strcmp(mode, "none") != 0;
+}
 
 int PidFd(pid_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
 
@@ -129,8 +142,7 @@ extern "C" {
 
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* pointer) {
   ENTER("cudaIpcGetMemHandle");
-  const char* mode = std::getenv("DMUON_FAKE_CUDA_IPC");
-  if (mode != nullptr && std::strcmp(mode, "none") == 0) return Answer(cudaErrorNotSupported);
+  if (!CanShare()) return Answer(cudaErrorNotSupported);
   const auto at = Find(pointer);
   // Memory of a pool is not for this kind of handle, and another process's is not ours to give.
   if (at == W().memory.end() || at->second.kind != Memory::Kind::kDevice)
@@ -144,6 +156,8 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* pointer) {
   made.bytes = memory.bytes;
   made.id = memory.id;
   std::memcpy(made.uuid, DeviceOf(memory.device)->uuid, sizeof(made.uuid));
+  made.ipc_namespace = IpcNamespace();
+  made.mig = DeviceOf(memory.device)->mig;
   *handle = {};
   std::memcpy(handle, &made, sizeof(made));
   return cudaSuccess;
@@ -153,6 +167,7 @@ cudaError_t cudaIpcOpenMemHandle(void** pointer, cudaIpcMemHandle_t raw, unsigne
   ENTER("cudaIpcOpenMemHandle");
   Handle handle;
   std::memcpy(&handle, &raw, sizeof(handle));
+  if (!CanShare()) return Answer(cudaErrorNotSupported);
   if (flags != cudaIpcMemLazyEnablePeerAccess) return Answer(cudaErrorInvalidValue);
   if (std::memcmp(handle.magic, kMagic, sizeof(kMagic)) != 0)
     return Answer(cudaErrorInvalidResourceHandle);
@@ -167,7 +182,10 @@ cudaError_t cudaIpcOpenMemHandle(void** pointer, cudaIpcMemHandle_t raw, unsigne
       return cudaSuccess;
     }
   }
+  // Nobody says which error it is in a container of its own; this is one of those that are documented.
+  if (handle.ipc_namespace != IpcNamespace()) return Answer(cudaErrorMapBufferObjectFailed);
   const int home = Home(handle);
+  if (handle.mig && home != t_device) return Answer(cudaErrorInvalidResourceHandle);
   if (home >= 0 && home != t_device && !CanAccessPeer(t_device, home))
     return Answer(cudaErrorPeerAccessUnsupported);
   return Answer(Open(handle, key, pointer));

@@ -237,7 +237,8 @@ extern "C" {
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
   ENTER("cudaMalloc");
-  return Answer(Make(memory, bytes, Memory::Kind::kDevice));
+  const bool replaced = std::getenv("DMUON_FAKE_CUDA_MALLOC") != nullptr;
+  return Answer(Make(memory, bytes, replaced ? Memory::Kind::kPool : Memory::Kind::kDevice));
 }
 cudaError_t cudaMallocAsync(void** memory, size_t bytes, cudaStream_t) {
   ENTER("cudaMallocAsync");

@@ -14,9 +14,12 @@
 //   CUDA_VISIBLE_DEVICES          as CUDA reads it: ordinals or the start of an id, "GPU-..." or "MIG-..."
 //   DMUON_FAKE_CUDA_MEMORY        bytes of each device that this process may have; default 4 GiB
 //   DMUON_FAKE_CUDA_PEERS         the pairs of devices that can read each other's memory, "0-1,2-3"; "none"; default: all
-//   DMUON_FAKE_CUDA_COMPUTE_MODE  "exclusive": one process a device; "prohibited": none
+//   DMUON_FAKE_CUDA_COMPUTE_MODE  "exclusive": one process a device; "prohibited": none; or one of them for each device, with
+//                                 commas, where "default" stands for neither
 //   DMUON_FAKE_CUDA_NODE          a name: processes with the same one share the devices that are exclusive
-//   DMUON_FAKE_CUDA_IPC           "none": memory cannot be exported, as under WSL
+//   CUDA_MPS_PIPE_DIRECTORY       as CUDA reads it: with a "control" in it, exclusive devices take any number of processes
+//   DMUON_FAKE_CUDA_IPC           "none": the device does not share memory, and says so
+//   DMUON_FAKE_CUDA_MALLOC        "pool": what cudaMalloc gives is memory of a pool, which has no handles
 //   DMUON_FAKE_CUDA_FAULTS        see fault_script.h
 //   DMUON_FAKE_CUDA_REPORT        a path: at its end each process writes PATH.PID, a JSON of its calls, counters and leaks
 //   DMUON_FAKE_CUDA_LEAKS         "fail": what is not given back at the end is printed, and the process ends with 99
