@@ -1,11 +1,11 @@
 #include "server/daemon/replaced_file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -50,6 +50,29 @@ absl::StatusOr<std::string> Resolve(fs::path path) {
   return absl::ErrnoToStatus(ELOOP, "resolving it");
 }
 
+// The empty file of that name, locked. What lies there and is not this user's own, or has a second name, is left alone.
+absl::StatusOr<UniqueFd> OpenLocked(const std::string& name) {
+  for (;;) {
+    UniqueFd file(open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
+    if (!file.valid()) return absl::ErrnoToStatus(errno, absl::StrCat("making ", name));
+    if (flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK) return absl::ErrnoToStatus(errno, absl::StrCat("locking ", name));
+      return absl::FailedPreconditionError(
+          absl::StrCat("another process is writing it, as ", name));
+    }
+    struct stat opened, found;
+    if (fstat(file.get(), &opened) != 0) return absl::ErrnoToStatus(errno, "looking at it");
+    // The one before may have renamed or removed it between the two calls.
+    if (lstat(name.c_str(), &found) != 0 || found.st_ino != opened.st_ino) continue;
+    if (!S_ISREG(opened.st_mode) || opened.st_nlink != 1 || opened.st_uid != geteuid()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("expected nothing, or what this user has left, at ", name));
+    }
+    if (ftruncate(file.get(), 0) != 0) return absl::ErrnoToStatus(errno, "emptying it");
+    return file;
+  }
+}
+
 absl::Status WriteAll(int fd, absl::string_view text) {
   while (!text.empty()) {
     const ssize_t n = write(fd, text.data(), text.size());
@@ -83,11 +106,11 @@ absl::Status ReplacedFile::MakeDirectory() {
   return absl::OkStatus();
 }
 
+// One name, so that what a killed process has left is used again and not added to. Whoever has it locked is alive.
 absl::Status ReplacedFile::MakeTemporary(size_t bytes) {
-  std::string name = path_ + ".XXXXXX";
-  file_.Reset(mkostemp(name.data(), O_CLOEXEC));
-  if (!file_.valid()) return absl::ErrnoToStatus(errno, absl::StrCat("making ", name));
-  temporary_ = std::move(name);
+  const std::string name = path_ + ".new";
+  ASSIGN_OR_RETURN(file_, OpenLocked(name));
+  temporary_ = name;
   const int error = posix_fallocate(file_.get(), 0, static_cast<off_t>(bytes));
   if (error != 0) return absl::ErrnoToStatus(error, absl::StrCat("taking ", bytes, " bytes"));
   return absl::OkStatus();
@@ -101,7 +124,7 @@ absl::Status ReplacedFile::TakeName(absl::string_view text) {
   RETURN_IF_ERROR(WriteAll(file_.get(), text));
   if (ftruncate(file_.get(), static_cast<off_t>(text.size())) != 0)
     return absl::ErrnoToStatus(errno, "cutting it to its length");
-  // mkostemp's mode is for secrets; a daemon of another user may read this.
+  // A daemon of another user may read this.
   if (fchmod(file_.get(), 0644) != 0) return absl::ErrnoToStatus(errno, "chmod");
   if (fsync(file_.get()) != 0) return absl::ErrnoToStatus(errno, "fsync");
   RETURN_IF_ERROR(CheckReplaceable(path_));  // time has passed since Open

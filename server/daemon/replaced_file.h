@@ -11,12 +11,14 @@
 
 namespace dmuon::server {
 
-// Destruction without Replace leaves everything as it was.
+// Destruction without Replace leaves everything as it was. A process that is killed leaves the new file, `path`.new, which the
+// next one takes over.
 class ReplacedFile {
  public:
   // Makes the new file, empty, with room for `bytes`, and the last directory of `path` when it is not there: whoever has
   // one can write it. Where `path` is a symbolic link, what it points at is replaced and the link stays.
-  // FAILED_PRECONDITION: there is something else than a regular file. Else what the system said. Both name `path`.
+  // FAILED_PRECONDITION: there is something else than a regular file, or another process is at it. Else what the system said.
+  // All name `path`.
   static absl::StatusOr<ReplacedFile> Open(const std::string& path, size_t bytes);
 
   ReplacedFile(ReplacedFile&& other) noexcept;

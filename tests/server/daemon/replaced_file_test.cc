@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -110,6 +112,43 @@ TEST_F(ReplacedFileTest, ALinkStaysAndWhatItPointsAtIsReplaced) {
   EXPECT_EQ(TextOf(At("real/not_yet")), "made");
   fs::create_symlink("loop", At("loop"));
   EXPECT_FALSE(ReplacedFile::Open(At("loop"), kRoom).ok());
+}
+
+TEST_F(ReplacedFileTest, WhatAKilledProcessLeftIsTakenOver) {
+  std::ofstream(At("file")) << "as it was";
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto file = ReplacedFile::Open(At("file"), kRoom);
+    kill(getpid(), SIGKILL);
+  }
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  EXPECT_THAT(Names(), ElementsAre("file", "file.new"));
+  EXPECT_EQ(TextOf(At("file")), "as it was");
+  ASSERT_EQ(Write(At("file"), "new"), absl::OkStatus());
+  EXPECT_THAT(Names(), ElementsAre("file"));
+  EXPECT_EQ(TextOf(At("file")), "new");
+}
+
+TEST_F(ReplacedFileTest, TwoAtOnceDoNotMix) {
+  auto first = ReplacedFile::Open(At("file"), kRoom);
+  ASSERT_TRUE(first.ok()) << first.status();
+  const absl::Status second = ReplacedFile::Open(At("file"), kRoom).status();
+  EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(second.message()), HasSubstr("another process is writing it"));
+  ASSERT_EQ(first->Replace("first"), absl::OkStatus());
+  ASSERT_EQ(Write(At("file"), "second"), absl::OkStatus());
+  EXPECT_EQ(TextOf(At("file")), "second");
+}
+
+TEST_F(ReplacedFileTest, WhatOthersHaveAtThatNameStaysAsItIs) {
+  std::ofstream(At("precious")) << "precious";
+  fs::create_hard_link(At("precious"), At("file.new"));
+  EXPECT_THAT(std::string(Write(At("file"), "new").message()), HasSubstr("expected nothing, or"));
+  fs::create_symlink(At("precious"), At("link.new"));
+  EXPECT_FALSE(Write(At("link"), "new").ok());
+  ASSERT_EQ(mkfifo(At("pipe.new").c_str(), 0600), 0);
+  EXPECT_FALSE(Write(At("pipe"), "new").ok());
+  EXPECT_EQ(TextOf(At("precious")), "precious");
 }
 
 TEST_F(ReplacedFileTest, AFileThatCannotBeMadeOrFilledIsKnownAtOnce) {
