@@ -392,7 +392,7 @@ absl::StatusOr<std::unique_ptr<CudaNewtonSchulz>> PlanOnCuda(LtContext& context,
   const Operation& last = program.operations.back();
   Places places = PlaceBlocks(rows, cols, blocks, element);
   NewtonSchulzTuning how = tuning;
-  how.measure = tuning.measure && !options.deterministic;
+  how.measure = tuning.measure && options.measure && !options.deterministic;
   NewtonSchulzMeasurements measurements;
   ASSIGN_OR_RETURN(Products products,
                    MakeProducts(context, record, places, element, how, measurements));

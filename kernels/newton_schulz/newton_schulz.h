@@ -31,6 +31,8 @@ struct NewtonSchulzOptions {
   bool deterministic = false;                // fp32 iterations
   // What the forms cost on this machine; null = not measured, and the form is chosen by the shape alone.
   std::shared_ptr<const CostTable> costs;
+  // False for a plan that is only asked about: what a backend would choose by timing is its first choice.
+  bool measure = true;
 };
 
 // Refuses, with the singular value at which it breaks, a custom set that diverges (docs/numerics.md, "Coefficients")

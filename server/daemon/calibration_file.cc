@@ -88,7 +88,9 @@ absl::StatusOr<std::string> ReadRegularFile(const std::string& path) {
 
 absl::StatusOr<CalibratedMachine> DescribeMachine(kernels::Backend& backend, int threads) {
   constexpr int64_t kRows = 256, kCols = 1024;  // any block that is not small
-  ASSIGN_OR_RETURN(const auto plan, kernels::PlanNewtonSchulz(backend, {}, kRows, kCols));
+  kernels::NewtonSchulzOptions options;
+  options.measure = false;  // the same name every time, and a daemon's start times nothing
+  ASSIGN_OR_RETURN(const auto plan, kernels::PlanNewtonSchulz(backend, options, kRows, kCols));
   const bool cpu = backend.name() == "cpu";
   return CalibratedMachine{std::string(backend.name()), cpu ? Processor() : backend.description(),
                            plan->kernel(), threads};
