@@ -54,8 +54,8 @@ make_tools() {
 build_wheel() {
   local options=(DMUON_TESTS=ON DMUON_CUDA=ON CMAKE_BUILD_WITH_INSTALL_RPATH=ON "CMAKE_INSTALL_RPATH=\$ORIGIN/../lib"
     {CMAKE_EXE_LINKER_FLAGS,CMAKE_MODULE_LINKER_FLAGS}"=-Wl,--disable-new-dtags" ${ARCH:+"CMAKE_CUDA_ARCHITECTURES=$ARCH"})
-  logged python -m pip wheel --disable-pip-version-check -v --no-deps --no-build-isolation -w "$WORK" \
-    -C "build-dir=$ROOT/$FOLDER" -C wheel.py-api=cp310 "${options[@]/#/-Ccmake.define.}" "$ROOT/python_client"
+  DMUON_STABLE_ABI=1 logged python -m pip wheel --disable-pip-version-check -v --no-deps --no-build-isolation -w "$WORK" \
+    -C "build-dir=$ROOT/$FOLDER" "${options[@]/#/-Ccmake.define.}" "$ROOT/python_client"
 }
 
 # The libraries that Debian has and others may not have go into the wheel, under names of their own. The module's nanobind is

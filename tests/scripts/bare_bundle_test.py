@@ -121,6 +121,10 @@ class Wheel(unittest.TestCase):
         said = run(sys.executable, "-c", ORTHOGONALIZE, self.site, env={**os.environ, "PYTHONPATH": str(self.site)})
         self.assertEqual(said.strip(), "[1, 0, 0, 0, 1, 0]")
 
+    def test_it_says_what_it_needs(self):
+        (metadata,) = self.site.glob("dmuon-*.dist-info/METADATA")
+        self.assertRegex(metadata.read_text(), r"\nRequires-Dist: nanobind-backend>=1\.0\n")
+
     def test_its_programs_start(self):
         for name in ("dmuond", "dmuonctl"):
             self.assertRegex(run(self.site / "dmuon.scripts" / name, "--version"), r"\d+\.\d+\.\d+")
