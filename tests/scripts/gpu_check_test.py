@@ -3,10 +3,12 @@
 import json
 import os
 import pathlib
+import select
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -66,38 +68,67 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(told.returncode, 3)
         self.assertIn("cuInit answers 100", told.stderr)
 
+    def program(self, name, text):
+        program = self.bundle / "bin" / name
+        program.write_text("#!/bin/sh\n" + text)
+        program.chmod(0o755)
+
+    def machine(self):
+        """The environment of a machine with a driver and CUDA's libraries."""
+        touch(self.root / "site/nvidia/cu13/lib", "libcudart.so.13", "libcublasLt.so.13")
+        return {**os.environ, "LD_LIBRARY_PATH": self.driver(0), "PYTHONPATH": str(self.root / "site")}
+
+    def test_what_fails_or_hangs_takes_nothing_else_with_it(self):
+        self.program("cuda_step_kernels_test", "echo '[ RUN      ] Mean.IsRight'; kill -SEGV $$\n")
+        self.program("cuda_newton_schulz_test",
+                     "printf '[ RUN      ] A.B\\n[       OK ] A.B (1 ms)\\n[ RUN      ] A.C\\n'; exec sleep 60\n")
+        self.program("e2e_test", "echo '{\"tests\": 3, \"failures\": 0}' >\"${1#--gtest_output=json:}\"\n")
+        out = self.root / "out"
+        begin = time.monotonic()
+        told = check("--bundle", str(self.bundle), "--out", str(out), "--seconds", "18", "end_to_end", "tests",
+                     "sanitizer", "accuracy", **self.machine())
+        self.assertLess(time.monotonic() - begin, 30)
+        self.assertEqual(told.returncode, 1, told.stdout + told.stderr)
+        report = json.loads((out / "gpu_check.json").read_text())
+        steps = {step["step"]: (step["state"], step["why"]) for step in report["steps"]}
+        self.assertEqual(steps["end_to_end"], ("ok", ""))
+        self.assertEqual(steps["cuda_step_kernels_test"], ("failed", "signal SEGV"))
+        self.assertEqual(steps["cuda_newton_schulz_test"], ("stopped", "its time ran out"))
+        self.assertEqual(steps["accuracy"], ("not run", "no time left"))
+        runs = report["tests"]
+        self.assertGreaterEqual(runs["e2e_test"]["tests"], 3)
+        self.assertEqual(runs["cuda_step_kernels_test"]["did_not_end"], ["Mean.IsRight"])
+        self.assertEqual(runs["cuda_newton_schulz_test"]["did_not_end"], ["A.C"])
+        self.assertIn("cuda_newton_schulz_test: stopped, its time ran out", told.stdout)
+
+    def test_what_did_not_run_shows_in_the_exit_code(self):
+        self.program("e2e_test", "echo '{\"tests\": 3, \"failures\": 0}' >\"${1#--gtest_output=json:}\"\n")
+        told = check("--bundle", str(self.bundle), "--out", str(self.root / "out"), "end_to_end", **self.machine())
+        self.assertEqual(told.returncode, 0, told.stdout + told.stderr)
+        told = check("--bundle", str(self.bundle), "--out", str(self.root / "out"), "--seconds", "9", "end_to_end",
+                     **self.machine())
+        self.assertEqual(told.returncode, 4, told.stdout + told.stderr)
+        self.assertIn("end_to_end: not run, no time left", told.stdout)
+
     def test_ctrl_c_leaves_the_results_so_far(self):
         begun = self.root / "begun"
         os.mkfifo(begun)
-        program = self.bundle / "bin/cuda_step_kernels_test"
-        program.write_text(f"#!/bin/sh\necho begun >{begun}\nexec sleep 60\n")
-        program.chmod(0o755)
+        self.program("cuda_step_kernels_test", f"echo begun >{begun}\nexec sleep 60\n")
         out = self.root / "out"
         process = subprocess.Popen(
-            [SCRIPT, "--bundle", str(self.bundle), "--out", str(out)],
-            env={**os.environ, "LD_LIBRARY_PATH": self.driver(0)}, start_new_session=True,
+            [SCRIPT, "--bundle", str(self.bundle), "--out", str(out)], env=self.machine(), start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
-        if not self.has_begun(process, begun):
-            self.skipTest("no libcublasLt.so.13 and libcudart.so.13 here")
+        self.addCleanup(process.kill)
+        reader = os.open(begun, os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, reader)
+        self.assertTrue(select.select([reader], [], [], 30)[0])
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         printed, errors = process.communicate(timeout=30)
         self.assertEqual(process.returncode, 130, printed + errors)
         self.assertIn("interrupted", errors)
-        json.loads((out / "gpu_check.json").read_text())
-
-    @staticmethod
-    def has_begun(process, fifo):
-        """False: it ended before."""
-        reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            os.set_blocking(reader, True)
-            while process.poll() is None:
-                if os.read(reader, 16):
-                    return True
-            return False
-        finally:
-            os.close(reader)
+        report = json.loads((out / "gpu_check.json").read_text())
+        self.assertEqual([step["state"] for step in report["steps"]], ["interrupted"])
 
 
 def touch(folder, *names):

@@ -166,7 +166,10 @@ def median_ms(stream: torch.cuda.Stream, run: Callable[[], None], rounds: int = 
 
 @dataclass
 class Results:
-    """Written after every entry, so that a part that runs out of time leaves what it has."""
+    """Written after every entry, so that a part that runs out of time leaves what it has.
+
+    An entry with "within": False, or with an "error", makes the part fail; one with "skipped" makes it incomplete.
+    """
 
     path: Path
     data: dict[str, Any] = field(default_factory=dict)
@@ -180,12 +183,25 @@ class Results:
         temporary.rename(self.path)
         print(f"[{self.data['seconds']:6.1f} s] {key}: {json.dumps(value)[:600]}", flush=True)
 
-    def attempt(self, key: str, make: Callable[[], Any]) -> None:
-        """One entry's failure is that entry's result."""
+    def attempt(self, key: str, make: Callable[[], Any], seconds: float = 5) -> None:
+        """One entry's failure is that entry's result. `seconds`: what it may take; skipped when less is left."""
+        if time.time() + seconds > float(os.environ.get("DEADLINE", "inf")):
+            self.skip(key, "no time left")
+            return
         try:
             self.put(key, make())
         except Exception as error:  # a measurement script: say it and go on
             self.put(key, {"error": f"{type(error).__name__}: {error}"[:500]})
+
+    def skip(self, key: str, why: str) -> None:
+        self.put(key, {"skipped": why[:500]})
+
+    def code(self) -> int:
+        """The part's exit code."""
+        entries = [entry for entry in self.data.values() if isinstance(entry, dict)]
+        if any(isinstance(entry.get("error"), str) or entry.get("within") is False for entry in entries):
+            return 1
+        return 4 if any("skipped" in entry for entry in entries) else 0
 
 
 def open_part() -> tuple[Backend, Results]:
@@ -198,8 +214,3 @@ def open_part() -> tuple[Backend, Results]:
     results.put("libraries", sorted({line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()
                                      if "libcublasLt" in line or "libcudart" in line}))
     return backend, results
-
-
-def left(seconds: float) -> bool:
-    """Whether the part's deadline (DEADLINE, seconds since the epoch) is at least so far away."""
-    return time.time() + seconds < float(os.environ.get("DEADLINE", "inf"))

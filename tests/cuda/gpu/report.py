@@ -1,127 +1,104 @@
-"""Gathers the parts' JSON files into gpu_check.json and prints the table."""
+"""Gathers what the parts of scripts/gpu_check.sh left into gpu_check.json and prints the tables.
+
+Exit code: 0 when every step ended well, 1 when one failed or did not end, 4 when one was not run or not whole.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
+from tables import print_accuracy, print_kernels, print_timing, print_trainer
 
-def load(folder: Path, name: str) -> dict[str, Any]:
-    path = folder / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+PARTS = ("kernels", "timing", "trainer", "accuracy")
+
+
+def take(path: Path) -> dict[str, Any]:
+    """A part's file, which is gone afterwards."""
+    try:
+        return json.loads(path.read_text())
+    except OSError:
+        return {}
+    except ValueError as error:
+        return {"error": f"{path.name}: {error}"}
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def take_steps(path: Path) -> list[dict[str, Any]]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    path.unlink(missing_ok=True)
+    rows = (line.split("\t") for line in lines)
+    return [{"step": name, "state": state, "seconds": int(seconds), "why": why} for name, state, seconds, why in rows]
+
+
+def of_json(path: Path) -> dict[str, Any]:
+    run = take(path)
+    failures = [
+        {"test": f"{suite['name']}.{case['name']}", "failures": [f["failure"][:400] for f in case["failures"][:5]]}
+        for suite in run.get("testsuites", [])
+        for case in suite["testsuite"]
+        if "failures" in case
+    ]
+    return {"tests": run.get("tests", 0), "failed": run.get("failures", 0), "failures": failures}
+
+
+def of_log(path: Path) -> dict[str, Any]:
+    """A run that did not come to its end wrote no JSON: what its log tells, and in which test it was."""
+    text = path.read_text(errors="replace")
+    begun = re.findall(r"^\[ RUN      \] (\S+)", text, re.M)
+    results = re.findall(r"^\[ +(OK|FAILED) +\] (\S+?)(?:, where .*)? \(\d+ ms\)", text, re.M)
+    ended = {name: state for state, name in results}
+    return {
+        "tests": len(begun),
+        "failed": sum(state == "FAILED" for state in ended.values()),
+        "failures": [{"test": name, "failures": []} for name, state in ended.items() if state == "FAILED"],
+        "was_in": next((name for name in reversed(begun) if name not in ended), None),
+    }
 
 
 def tests(folder: Path) -> dict[str, Any]:
-    out = {}
-    for path in sorted(folder.glob("*_test.json")):
-        run = json.loads(path.read_text())
-        failures = [
-            {"test": case["name"], "failures": [f["failure"][:400] for f in case["failures"][:5]]}
-            for suite in run.get("testsuites", [])
-            for case in suite["testsuite"]
-            if "failures" in case
-        ]
-        out[path.stem] = {"tests": run["tests"], "failed": run["failures"], "time": run["time"], "failures": failures}
-        path.unlink()
-    return out
-
-
-def number(value: Any, form: str = "{:.3g}") -> str:
-    return form.format(value) if isinstance(value, (int, float)) else str(value)
-
-
-def print_timing(timing: dict[str, Any]) -> None:
-    if not timing:
-        return
-    print(
-        f"\npeak fp16 {number(timing.get('peak', {}).get('tflops'))} TFLOP/s, "
-        f"bf16 {number(timing.get('peak bf16', {}).get('tflops'))}"
-    )
-    for key, value in timing.items():
-        if key.startswith("matmul"):
-            print(f"  {key}: {number(value['ms'])} ms, {number(value['tflops'])} TFLOP/s")
-    print(f"  host: {timing.get('host_ms')}")
-    print(
-        "\nshape | torch eager | compiled | graph | dmuon | no graph | whole | direct | over compiled | over graph "
-        "| share of peak | kernel (ms)"
-    )
-    for key, value in timing.items():
-        if not isinstance(value, dict) or "ms" not in value or "over_torch_compiled" not in value:
+    """By program; shards of one together."""
+    runs: dict[str, Any] = {}
+    for log in sorted((folder / "logs").glob("*_test*.log")):
+        if log.name.startswith(("memcheck.", "racecheck.")):
             continue
-        ms = value["ms"]
-        names = (
-            "torch eager",
-            "torch compiled",
-            "torch compiled, graph",
-            "dmuon",
-            "dmuon, no graph",
-            "dmuon, whole products",
-            "dmuon, direct",
-        )
-        cells = [number(ms.get(name, "-"), "{:.4g}") for name in names]
-        cells += [number(value.get(k, "-")) for k in ("over_torch_compiled", "over_torch_graph", "share_of_peak")]
-        print(" | ".join([key, *cells, value["kernel"]]))
-    for key, value in timing.items():
-        if key.endswith(" dmuon plan"):
-            for kind in ("gram", "square"):
-                cuts = " ".join(f"{c['cut']}:{c['ms'] * 1e3:.1f}{'' if c['agrees'] else '!'}" for c in value[kind])
-                print(f"  {key[:-5]} {kind} (us): {cuts}   [{value['plan_ms']:.0f} ms to plan]")
+        result = folder / f"{log.stem}.json"
+        run = of_json(result) if result.exists() else of_log(log)
+        empty: dict[str, Any] = {"tests": 0, "failed": 0, "failures": [], "did_not_end": []}
+        total = runs.setdefault(log.name.partition(".")[0], empty)
+        for key in ("tests", "failed", "failures"):
+            total[key] += run[key]
+        total["did_not_end"] += [run["was_in"]] if run.get("was_in") else []
+    return runs
 
 
-def print_accuracy(accuracy: dict[str, Any]) -> None:
-    print("\nNewton-Schulz against float64: relative error / top singular value over the expected one")
-    rows: dict[str, dict[str, str]] = {}
-    for key, value in accuracy.items():
-        if not isinstance(value, dict) or "error" not in value:
-            continue
-        matrix, _, variant = key.partition(": ")
-        if "top" in value:
-            cell = f"{value['error']:.1e}/{value['top'] - value['expected_top']:+.3f}"
-            cell += "" if value.get("same_bits", True) else " BITS DIFFER"
-        else:
-            cell = str(value["error"])[:40]
-        rows.setdefault(matrix, {})[variant] = cell
-    for matrix, cells in rows.items():
-        print(f"  {matrix}: " + ", ".join(f"{variant} {cell}" for variant, cell in cells.items()))
+def print_tests(runs: dict[str, Any]) -> None:
+    for name, run in runs.items():
+        names = ", ".join(run["did_not_end"])
+        print(f"{name}: {run['tests']} tests, {run['failed']} failed{names and ', did not end: '}{names}")
 
 
-def print_trainer(trainer: dict[str, Any]) -> None:
-    for key, value in trainer.items():
-        print(f"trainer, {key}: " + ", ".join(f"{name} {number(figure)}" for name, figure in value.items()))
-
-
-def print_kernels(kernels: dict[str, Any]) -> None:
-    print(f"\nvector kernels; copy {number(kernels.get('copy_gb_per_s'))} GB/s")
-    for key, value in kernels.items():
-        if isinstance(value, dict) and "ms" in value:
-            print(
-                f"  {key}: error {value['relative_error']:.1e}, {value['ms'] * 1e3:.1f} us, "
-                f"{value['gb_per_s']:.0f} GB/s, {value['of_copy']:.2f} of copy"
-            )
-        elif isinstance(value, dict):
-            print(f"  {key}: {value}")
-
-
-def main() -> None:
+def main() -> int:
     folder = Path(sys.argv[1])
-    report = {"tests": tests(folder)}
-    for part in ("trainer", "timing", "accuracy", "kernels"):
-        report[part] = load(folder, part)
-        (folder / f"{part}.json").unlink(missing_ok=True)
-    sanitizer = folder / "sanitizer.txt"
-    if sanitizer.exists():
-        report["sanitizer"] = sanitizer.read_text().splitlines()
-        sanitizer.unlink()
+    report: dict[str, Any] = {"steps": take_steps(folder / "steps.tsv"), "tests": tests(folder)}
+    for part in PARTS:
+        report[part] = take(folder / f"{part}.json")
     (folder / "gpu_check.json").write_text(json.dumps(report, indent=1))
-    for name, run in report["tests"].items():
-        print(f"{name}: {run['tests']} tests, {run['failed']} failed, {run['time']}")
-    print_trainer(report["trainer"])
-    print_accuracy(report["accuracy"])
-    print_kernels(report["kernels"])
-    print_timing(report["timing"])
+    print_tests(report["tests"])
+    for part, show in zip(PARTS, (print_kernels, print_timing, print_trainer, print_accuracy), strict=True):
+        show(report[part])
+    print()
+    for step in report["steps"]:
+        print(f"{step['step']}: {step['state']}{step['why'] and ', '}{step['why']} ({step['seconds']} s)")
+    states = {step["state"] for step in report["steps"]}
+    if states & {"failed", "stopped"}:
+        return 1
+    return 4 if states & {"not run", "incomplete"} else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
