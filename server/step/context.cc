@@ -17,6 +17,18 @@ void WriteText(absl::string_view text, char* to, size_t size) {
   to[n] = '\0';
 }
 
+void StepContext::GiveUp(uint64_t next, const absl::Status& why) {
+  absl::MutexLock lock(&mu_);
+  if (next <= floor_generation.load()) return;
+  given_up_ = why;
+  floor_generation.store(next);
+}
+
+absl::Status StepContext::given_up() const {
+  absl::MutexLock lock(&mu_);
+  return given_up_;
+}
+
 void StepContext::RingWorkers() {
   for (SlotArenas& slot : arenas) slot.page.RingDaemon();
 }

@@ -71,7 +71,7 @@ struct StepContext {
   std::atomic<uint64_t> answered_step{0};
   // Workers that are between the first word of a STEP and the last published weight.
   std::atomic<int> steps_under_way{0};
-  // Generations below it were lost in an aborted round.
+  // Generations below it were lost with a step that was given up.
   std::atomic<uint64_t> floor_generation{1};
 
   int slots() const { return mesh.world_size(); }
@@ -86,6 +86,11 @@ struct StepContext {
     return consumed[b.index() * slots() + owner.index()];
   }
 
+  // The gradients of generations below `next` are lost on every rank, also on those that have not come yet. The first reason
+  // for a generation counts.
+  void GiveUp(uint64_t next, const absl::Status& why);
+  absl::Status given_up() const;
+
   // Wakes every worker, to look again at what they wait for.
   void RingWorkers();
 
@@ -98,6 +103,7 @@ struct StepContext {
  private:
   mutable absl::Mutex mu_;
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
+  absl::Status given_up_ ABSL_GUARDED_BY(mu_);  // why floor_generation is what it is
 };
 
 // What was enqueued is over, whatever came of it: the first answer may be that of an older failure.

@@ -100,9 +100,9 @@ bool Step::AnswerOutOfOrder(const wire::Record& record) {
   } else {
     next = context_.floor_generation.load();
     status = absl::AbortedError(absl::StrFormat(
-        "step %d was given up before this rank came (step_timeout is %s): its gradients are "
-        "dropped; run the backward again and step",
-        record.step, absl::FormatDuration(context_.step_timeout)));
+        "step %d was given up before this rank came; its gradients are dropped, run the backward "
+        "again and step: %s",
+        record.step, context_.given_up().message()));
   }
   WriteVerdict(status.ok() ? last_flags_ : 0, next, status);
   return true;
@@ -315,11 +315,8 @@ void Step::Measure(const Clipped& clipped) {
 }
 
 void Step::AnswerFailure(const wire::Record& record, const absl::Status& why) {
-  // Its gradients are lost on every rank, also on those that have not come yet.
   const uint64_t next = std::max(latest_generation_, record.generation) + 1;
-  uint64_t floor = context_.floor_generation.load();
-  while (floor < next && !context_.floor_generation.compare_exchange_weak(floor, next)) {
-  }
+  context_.GiveUp(next, why);
   report_.status = why;
   context_.log->Add(report_, slot_, {});
   WriteVerdict(0, next, why);

@@ -1,14 +1,17 @@
 // A step over real workers and arenas: the numbers, the protocol, and what a broken rank does to the others.
 
+#include "absl/strings/match.h"
 #include "tests/server/session/step_fixture.h"
 
 namespace dmuon::server {
 namespace {
 
+using ::testing::AllOf;
 using testing::ExpectAllOk;
 using ::testing::HasSubstr;
 using testing::LocalTrainer;
 using testing::Matrix64;
+using ::testing::Not;
 using testing::OnRanks;
 using testing::RelativeError;
 using testing::SmallReference;
@@ -333,6 +336,20 @@ TEST_F(StepTest, AnImpossibleRingTailEndsTheSession) {
   EXPECT_THAT(std::string(trainers[0]->Await([] { return false; }).message()), HasSubstr("ring"));
 }
 
+TEST_F(StepTest, ARankThatComesAfterAStepWasGivenUpIsToldTheReason) {
+  Trainers trainers = Start("leaving", 3);
+  ASSERT_TRUE(trainers[0]->Close().ok());
+  for (int rank : {1, 2}) {
+    SendGrads(*trainers[rank], 1);
+    const absl::Status status = trainers[rank]->Step(1);
+    EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("rank 0 has closed its session"), Not(HasSubstr("timeout")),
+                      Not(HasSubstr("did not come"))));
+    EXPECT_EQ(rank == 2, absl::StrContains(status.message(), "was given up before this rank"));
+  }
+}
+
 class StepTimeoutTest : public StepTest {
  protected:
   StepTimeoutTest()
@@ -349,6 +366,9 @@ TEST_F(StepTimeoutTest, ARankThatDoesNotComeIsNamedAndTheStepCanBeTriedAgain) {
   SendGrads(*trainers[1], 1);
   const absl::Status late = trainers[1]->Step(1);
   EXPECT_EQ(late.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(std::string(late.message()),
+              AllOf(HasSubstr("step 1 was given up before this rank came"),
+                    HasSubstr("rank(s) 1 did not come within 200ms")));
   EXPECT_EQ(trainers[0]->generation(), trainers[1]->generation());
   ExpectAllOk(StepAll(trainers, 1));
 }
