@@ -101,6 +101,34 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(runs["cuda_newton_schulz_test"]["did_not_end"], ["A.C"])
         self.assertIn("cuda_newton_schulz_test: stopped, its time ran out", told.stdout)
 
+    def test_failures_outside_of_tests_are_counted(self):
+        # As Google Test writes them: its JSON has those of a suite nowhere, and those of the run make it no JSON.
+        self.suite("cuda_step_kernels_test", (
+            "[----------] Global test environment set-up.", "[----------] 1 test from Mean", "mean.cc:2: Failure",
+            "[ RUN      ] Mean.IsRight", "[  SKIPPED ] Mean.IsRight (0 ms)", "[  FAILED  ] 0 tests, listed below:",
+            "[  FAILED  ] Mean: SetUpTestSuite or TearDownTestSuite",
+        ), '{"tests": 1, "failures": 0, "testsuites": [{"name": "Mean", "testsuite": [{"name": "IsRight"}]}]}')
+        self.suite("cuda_newton_schulz_test", (
+            "[----------] Global test environment set-up.", "main.cc:7: Failure", "no device",
+            "[ RUN      ] A.B", "[  SKIPPED ] A.B (0 ms)",
+        ), '{"tests": 1, "testsuites": [{"name": "A"}  {"name": "NonTestSuiteFailure"}]}')
+        out = self.root / "out"
+        told = check("--bundle", str(self.bundle), "--out", str(out), "tests", **self.machine())
+        self.assertEqual(told.returncode, 1, told.stdout + told.stderr)
+        self.assertIn("cuda_step_kernels_test: 1 tests, 1 failed\n", told.stdout)
+        self.assertIn("cuda_newton_schulz_test: 1 tests, 1 failed\n", told.stdout)
+        runs = json.loads((out / "gpu_check.json").read_text())["tests"]
+        self.assertEqual([f["test"] for f in runs["cuda_step_kernels_test"]["failures"]],
+                         ["Mean: SetUpTestSuite or TearDownTestSuite"])
+        self.assertEqual(runs["cuda_newton_schulz_test"]["failures"],
+                         [{"test": "set-up of the run", "failures": ["main.cc:7: Failure\nno device"]}])
+        self.assertEqual(runs["cuda_newton_schulz_test"]["did_not_end"], [])
+
+    def suite(self, name, log, result):
+        """A program that fails after it has written these."""
+        lines = "\n".join(log)
+        self.program(name, f"cat <<'END'\n{lines}\nEND\ncat >\"${{1#--gtest_output=json:}}\" <<'END'\n{result}\nEND\nexit 1\n")
+
     def test_what_did_not_run_shows_in_the_exit_code(self):
         self.program("e2e_test", "echo '{\"tests\": 3, \"failures\": 0}' >\"${1#--gtest_output=json:}\"\n")
         told = check("--bundle", str(self.bundle), "--out", str(self.root / "out"), "end_to_end", **self.machine())

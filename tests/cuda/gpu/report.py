@@ -35,22 +35,20 @@ def take_steps(path: Path) -> list[dict[str, Any]]:
     return [{"step": name, "state": state, "seconds": int(seconds), "why": why} for name, state, seconds, why in rows]
 
 
-def of_json(path: Path) -> dict[str, Any]:
-    run = take(path)
+def of_json(run: dict[str, Any]) -> dict[str, Any]:
     failures = [
         {"test": f"{suite['name']}.{case['name']}", "failures": [f["failure"][:400] for f in case["failures"][:5]]}
         for suite in run.get("testsuites", [])
         for case in suite["testsuite"]
         if "failures" in case
     ]
-    return {"tests": run.get("tests", 0), "failed": run.get("failures", 0), "failures": failures}
+    return {"tests": run["tests"], "failed": run.get("failures", 0), "failures": failures}
 
 
-def of_log(path: Path) -> dict[str, Any]:
+def of_log(text: str) -> dict[str, Any]:
     """A run that did not come to its end wrote no JSON: what its log tells, and in which test it was."""
-    text = path.read_text(errors="replace")
     begun = re.findall(r"^\[ RUN      \] (\S+)", text, re.M)
-    results = re.findall(r"^\[ +(OK|FAILED) +\] (\S+?)(?:, where .*)? \(\d+ ms\)", text, re.M)
+    results = re.findall(r"^\[ +(OK|FAILED|SKIPPED) +\] (\S+?)(?:, where .*)? \(\d+ ms\)", text, re.M)
     ended = {name: state for state, name in results}
     return {
         "tests": len(begun),
@@ -60,14 +58,32 @@ def of_log(path: Path) -> dict[str, Any]:
     }
 
 
+def outside_tests(text: str) -> list[dict[str, Any]]:
+    """Failures where a suite or the whole run is set up or taken down: Google Test's JSON has them in no test, or is none."""
+    suites = re.findall(r"^\[  FAILED  \] (\S+): SetUpTestSuite or TearDownTestSuite", text, re.M)
+    runs = re.findall(r"^\[-+\] Global test environment (\S+)\.\n([^\[].*: Failure\n.*)", text, re.M)
+    return [{"test": f"{suite}: SetUpTestSuite or TearDownTestSuite", "failures": []} for suite in suites] + [
+        {"test": f"{which} of the run", "failures": [failure[:400]]} for which, failure in runs
+    ]
+
+
+def of_run(log: Path, result: Path) -> dict[str, Any]:
+    text = log.read_text(errors="replace")
+    written = take(result)
+    run = of_json(written) if "tests" in written else of_log(text)
+    outside = outside_tests(text)
+    run["failures"] += outside
+    run["failed"] += len(outside)
+    return run
+
+
 def tests(folder: Path) -> dict[str, Any]:
     """By program; shards of one together."""
     runs: dict[str, Any] = {}
     for log in sorted((folder / "logs").glob("*_test*.log")):
         if log.name.startswith(("memcheck.", "racecheck.")):
             continue
-        result = folder / f"{log.stem}.json"
-        run = of_json(result) if result.exists() else of_log(log)
+        run = of_run(log, folder / f"{log.stem}.json")
         empty: dict[str, Any] = {"tests": 0, "failed": 0, "failures": [], "did_not_end": []}
         total = runs.setdefault(log.name.partition(".")[0], empty)
         for key in ("tests", "failed", "failures"):
