@@ -106,7 +106,8 @@ absl::Status CudaRuntime::CheckShareable(int device) const {
   return dmuon::CheckShareable(name, {.mode = static_cast<ComputeMode>(mode), .ipc = ipc != 0});
 }
 
-CudaDeviceScope::CudaDeviceScope(const CudaRuntime& cuda, int device) : cuda_(cuda) {
+CudaDeviceScope::CudaDeviceScope(const CudaRuntime& cuda, int device)
+    : cuda_(cuda), device_(device) {
   status_ = cuda.Check(cuda.get_device(&before_), "asking for the current device");
   // Also when it is the current one: a process that has not touched it has no context there.
   if (!status_.ok()) return;
@@ -117,7 +118,7 @@ CudaDeviceScope::CudaDeviceScope(const CudaRuntime& cuda, int device) : cuda_(cu
 }
 
 CudaDeviceScope::~CudaDeviceScope() {
-  if (before_ >= 0) cuda_.set_device(before_);
+  if (before_ >= 0 && before_ != device_) cuda_.set_device(before_);
 }
 
 }  // namespace dmuon::client

@@ -71,6 +71,7 @@ class CudaDeviceScope {
 
  private:
   const CudaRuntime& cuda_;
+  const int device_;
   int before_ = -1;
   absl::Status status_;
 };

@@ -44,6 +44,9 @@ EventThread::~EventThread() {
 }
 
 absl::Status EventThread::After(void* stream, const Work& work) {
+  // The default stream is the current device's.
+  const CudaDeviceScope scope(cuda_, device_);
+  RETURN_IF_ERROR(scope.status());
   absl::MutexLock lock(&mu_);
   const auto room = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return !free_.empty() || !failure_.ok();

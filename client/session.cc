@@ -202,7 +202,7 @@ absl::Status Session::Close() {
   v1::CloseSessionResponse response;
   const absl::Status status = s.connection->Unary(&v1::Trainer::Stub::PrepareAsyncCloseSession,
                                                   request, response, kCloseTimeout);
-  s.FreeArenas(status);
+  s.NoteClosed(status);
   // A session that is gone already is closed; and of a lost one nobody expects an answer.
   if (before == Phase::kLost || absl::IsNotFound(status)) return absl::OkStatus();
   return status;

@@ -99,10 +99,13 @@ absl::Status Session::Impl::StartEvents() {
 }
 
 // A daemon that does not answer may still have the memory mapped. One that is dead has not.
-void Session::Impl::FreeArenas(const absl::Status& closed) {
-  const bool let_go = !registered || closed.ok() || absl::IsNotFound(closed) ||
-                      !connection->attach->CheckAlive().ok();
-  if (!let_go) return;
+void Session::Impl::NoteClosed(const absl::Status& closed) {
+  let_go = !registered || closed.ok() || absl::IsNotFound(closed) ||
+           !connection->attach->CheckAlive().ok();
+}
+
+Session::Impl::~Impl() {
+  if (!let_go) return;  // the memory is left to the end of the process
   device_grad.Free();
   device_weight.Free();
 }

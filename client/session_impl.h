@@ -28,6 +28,8 @@ namespace dmuon::client {
 enum class Phase { kOpened, kConfigured, kStarted, kLost, kClosed };
 
 struct Session::Impl {
+  ~Impl();  // frees the arenas, of which there are views until now
+
   Connection::Impl* connection = nullptr;
   uint64_t id = 0;
   uint32_t rank = 0;
@@ -49,6 +51,7 @@ struct Session::Impl {
   Mapping control, grad, weight;
   DeviceArena device_grad, device_weight;
   bool registered = false;  // the daemon may have mapped them
+  bool let_go = false;      // and no longer has: they can be freed
   std::byte* grad_base = nullptr;
   std::byte* weight_base = nullptr;
   wire::ControlPage page;
@@ -102,7 +105,8 @@ struct Session::Impl {
   absl::Status DescribeArenas(v1::RegisterBuffersRequest& request) const;
   absl::StatusOr<uint64_t> Confirm(const v1::RegisterBuffersResponse& response);
   absl::Status StartEvents();
-  void FreeArenas(const absl::Status& closed);
+  // Whether the daemon has let go of the arenas, after it was asked to close.
+  void NoteClosed(const absl::Status& closed);
   absl::Status Later(EventThread::Kind kind, int boundary, DeviceStream stream);
   // Until the event thread has done what was asked for, of this window or at all.
   absl::Status Settle();

@@ -282,7 +282,7 @@ class Session {
                           absl::Span<const std::byte> data);
   absl::StatusOr<StepProfile> LastProfile();
 
-  // Leaves the session. With the last rank its state is gone. Idempotent.
+  // Leaves the session. With the last rank its state is gone. The arenas stay, with what is in them. Idempotent.
   absl::Status Close();
 
   struct Impl;  // for the files of the library, and for tests that write records by hand

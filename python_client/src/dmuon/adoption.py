@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dmuon import _torch_private
+from dmuon import _torch_private, device
 from dmuon.arena_check import ArenaCheck
 from dmuon.boundary import ancestors
 from dmuon.context import DedicatedCommContext
@@ -98,7 +98,8 @@ def adopt(ctx: DedicatedCommContext) -> None:
         p.grad = _view(session.grad, p, p.grad_dtype)
         if p.is_owner:
             p.write_master(session, p.tensor)
-    session.start()
+    with device.current(session):
+        session.start()
     with torch.no_grad():
         ctx.weights = WeightWindows(ctx) if ctx.reshard_after_forward else ResidentWeights(ctx)
         # Before the hooks of the weights, so that a moved parameter is found before anything waits for it.

@@ -31,8 +31,53 @@ def for_arenas(ctx: DedicatedCommContext) -> AbstractContextManager[Any]:
     return torch.cuda.device(first.tensor.device) if on_gpu else nullcontext()
 
 
-def stream(session: Any) -> int | None:
-    """The current stream of the arenas' device, for what must come after the work on it; None in the host's memory."""
-    if session.device is None:
-        return None
-    return int(torch.cuda.current_stream(session.device).cuda_stream)
+def current(session: Any) -> AbstractContextManager[Any]:
+    """Makes the arenas' device the current one. Else the client would, and could only go back by making a context on
+    the device that was current: hundreds of MB there, for each rank that never selected its own."""
+    return nullcontext() if session.device is None else torch.cuda.device(session.device)
+
+
+def refuse_capture(session: Any) -> None:
+    """RuntimeError: a CUDA graph is being recorded, which would be replayed without the hooks and their waits."""
+    if session.device is not None and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a CUDA graph is being captured around dedicated parameters: the hooks of dmuon wait for the daemon on the "
+            "host, and a replayed graph would not. Capture inside a boundary, or not at all"
+        )
+
+
+class Streams:
+    """The streams of the arenas' device that worked on a place of an arena since it was last handed over.
+
+    In the host's memory there are none, and everything here does nothing.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._seen: dict[int, torch.cuda.Stream] = {}
+
+    def here(self, *used: torch.Tensor) -> None:
+        """What is on the current stream works on it; and on the tensors `used`, which may be freed before it has."""
+        if self._session.device is None:
+            return
+        stream = torch.cuda.current_stream(self._session.device)
+        self._seen[stream.cuda_stream] = stream
+        for tensor in used:
+            tensor.record_stream(stream)
+
+    def join(self) -> int | None:
+        """The current stream, behind what all of them have got until now; they are forgotten."""
+        if self._session.device is None:
+            return None
+        stream = torch.cuda.current_stream(self._session.device)
+        for other in self._seen.values():
+            if other != stream:
+                stream.wait_stream(other)
+        self._seen.clear()
+        return int(stream.cuda_stream)
+
+    def synchronize(self) -> None:
+        """Waits for them, and for the current one."""
+        if self._session.device is not None:
+            self.join()
+            torch.cuda.current_stream(self._session.device).synchronize()

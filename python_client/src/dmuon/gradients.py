@@ -29,6 +29,7 @@ class GradientCollector:
         self._holder: dict[int, Boundary] = {}  # Z3: whose gradients lie in a window
         self._callback_task = -1
         self._unfinished = False  # gradients of a synchronised backward pass that did not see its end
+        self._streams = [device.Streams(ctx.session) for _ in ctx.boundaries]  # that wrote its place in GRAD
         self.sent = False  # something of this generation is with the daemon
         for boundary in ctx.boundaries:
             boundary.count_expected()
@@ -52,7 +53,9 @@ class GradientCollector:
         def take(tensor: torch.Tensor) -> None:
             collector = weak_self()
             if collector is not None and tensor.grad is not None:
-                collector.take(collector._ctx.params[index])
+                p = collector._ctx.params[index]
+                collector._ctx.weights.check_backward(p)
+                collector.take(p)
 
         return _torch_private.without_dynamo(take)
 
@@ -61,13 +64,13 @@ class GradientCollector:
         gradient = p.tensor.grad
         assert gradient is not None
         p.tensor.grad = None
-        self._ctx.weights.check_backward(p)
         gradient = gradient.detach()
         if gradient.layout != torch.strided:
             gradient = gradient.to_dense()
         boundary = p.boundary
         if not boundary.open:
             self._claim(boundary)
+        self._streams[boundary.index].here(gradient)
         if p.filled:
             p.grad.add_(gradient)
         else:
@@ -106,7 +109,8 @@ class GradientCollector:
         boundary.open = False
         boundary.arrived = 0
         self.sent = True
-        self._session.ready(boundary.index, present, device.stream(self._session))
+        with device.current(self._session):
+            self._session.ready(boundary.index, present, self._streams[boundary.index].join())
 
     def _after_root_forward(self, module: Any, args: Any, output: Any) -> None:
         """The root's outputs tell when a backward pass begins: also under reentrant checkpointing."""

@@ -209,6 +209,7 @@ class Muon(torch.optim.Optimizer):
                 beta2=float(beta2),
                 eps=float(group.get("eps", 0.0)),
             )
+        ctx.weights.before_step()
         generation = ctx.session.generation
         try:
             result = ctx.session.step(found_inf=found_inf)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dmuon import _torch_private
+from dmuon import _torch_private, device
 from dmuon.context import DedicatedCommContext
 from dmuon.parameter import Boundary, DedicatedParam
 
@@ -17,6 +17,7 @@ class ResidentWeights:
     def __init__(self, ctx: DedicatedCommContext) -> None:
         self._ctx = ctx
         self._session = ctx.session
+        self._readers = device.Streams(ctx.session)
 
     def adopt(self) -> None:
         """Points the parameters into the arena and installs the hooks."""
@@ -30,11 +31,17 @@ class ResidentWeights:
 
     def _hook_for(self, boundary: Boundary) -> Any:
         def wait(module: Any, args: Any) -> None:
+            device.refuse_capture(self._session)
+            self._readers.here()
             if not boundary.fresh:
                 self._session.wait_weights(boundary.index)
                 boundary.fresh = True
 
         return _torch_private.without_dynamo(wait)
+
+    def before_step(self) -> None:
+        """The daemon writes over the weights as soon as the ranks agree on the step: nothing may read the old ones."""
+        self._readers.synchronize()
 
     def after_step(self) -> None:
         """New weights are on their way: forget that the old ones are here, and fail graphs that still need them."""
@@ -52,7 +59,8 @@ class ResidentWeights:
             boundary.fresh = True
 
     def check_backward(self, p: DedicatedParam) -> None:
-        pass
+        """A gradient of p was just computed, from weights that are always here."""
+        self._readers.here()
 
     def address(self, p: DedicatedParam) -> int | None:
         """Where the parameter must point; None when it is not in memory."""

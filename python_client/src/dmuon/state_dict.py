@@ -107,16 +107,17 @@ def get_model_state_dict(
 ) -> dict[str, torch.Tensor]:
     """The whole model under plain names as full tensors. Collective.
 
-    With ``rank0_only`` the other ranks get an empty dict.
+    With ``rank0_only`` the other ranks get an empty dict. Without ``cpu_offload`` tensors are where the parameters are.
     """
     ctx = get_comm_ctx(model)
+    where = {name: p.device for name, p in model.named_parameters(remove_duplicate=False)}
     rank = ctx.rank if ctx is not None else (dist.get_rank() if dist.is_initialized() else 0)
     keep = rank == 0 or not rank0_only
     result: dict[str, torch.Tensor] = {}
     for name, value in _named(model):
         full = value.full_tensor() if isinstance(value, DTensor) else value.detach().clone()
         if keep:
-            result[name] = full.cpu() if cpu_offload else full
+            result[name] = full.to("cpu" if cpu_offload else where.get(name, full.device))
     return result
 
 
@@ -158,11 +159,12 @@ def _from_rank_0(
     dist.all_gather_object(given, len(state_dict) > 0, group=group)
     if all(given) or not given[0]:
         return state_dict
-    box = [{name: (value.shape, value.dtype) for name, value in state_dict.items()}]
-    dist.broadcast_object_list(box, group=group, group_src=0)
+    names = [list(state_dict)]
+    dist.broadcast_object_list(names, group=group, group_src=0)
     received: dict[str, torch.Tensor] = {}
-    for name, (shape, dtype) in box[0].items():
-        tensor = state_dict[name].contiguous() if dist.get_rank(group) == 0 else torch.empty(shape, dtype=dtype)
-        dist.broadcast(tensor, group=group, group_src=0)
-        received[name] = tensor
+    for name in names[0]:
+        # As an object: NCCL moves no tensor that is on the CPU. One by one: it makes copies.
+        box: list[Any] = [state_dict[name].detach().cpu().clone() if dist.get_rank(group) == 0 else None]
+        dist.broadcast_object_list(box, group=group, group_src=0)
+        received[name] = box[0]
     return received

@@ -30,9 +30,12 @@ class WeightWindows:
         self._ctx = ctx
         self._session = ctx.session
         self._holder: dict[int, Boundary] = {}
+        where = ctx.params[0].tensor.device  # which a released parameter still names
         self._nan = {
-            dtype: torch.full((), float("nan"), dtype=dtype) for dtype in {p.param_dtype for p in ctx.params}
+            dtype: torch.full((), float("nan"), dtype=dtype, device=where)
+            for dtype in {p.param_dtype for p in ctx.params}
         }
+        self._readers = [device.Streams(ctx.session) for _ in ctx.boundaries]
         self.materialized = 0  # times that a window was filled
 
     def adopt(self) -> None:
@@ -63,6 +66,7 @@ class WeightWindows:
         return _torch_private.without_dynamo(before), _torch_private.without_dynamo(after)
 
     def _begin_forward(self, boundary: Boundary) -> None:
+        device.refuse_capture(self._session)
         displaced = None
         if not boundary.resident:
             holder = self._holder.get(boundary.window)
@@ -75,6 +79,7 @@ class WeightWindows:
             if holder is not None and self._busy(holder):
                 displaced = holder  # a recomputation, which may use any boundary of its region: put back after it
             self._materialize(boundary)
+        self._readers[boundary.index].here()
         boundary.running += 1
         boundary.displaced.append(displaced)
         boundary.starts.append(_torch_private.next_sequence_nr())
@@ -85,6 +90,7 @@ class WeightWindows:
         start = boundary.starts.pop()
         displaced = boundary.displaced.pop()
         boundary.running -= 1
+        self._readers[boundary.index].here()
         tensors = graph_tensors(output)
         if tensors:
             torch.autograd.graph.register_multi_grad_hook(
@@ -109,6 +115,7 @@ class WeightWindows:
                     "called only by modules above it, or use reshard_after_forward=False"
                 )
             self._materialize(boundary)
+        self._readers[boundary.index].here()
         boundary.backwards.append((_torch_private.current_graph_task_id(), start))
 
     def _busy(self, boundary: Boundary) -> bool:
@@ -137,7 +144,11 @@ class WeightWindows:
         self._holder.pop(boundary.window, None)
         for p in boundary.params:
             self.restore(p)
-        self._session.release(boundary.index, device.stream(self._session))
+        with device.current(self._session):
+            self._session.release(boundary.index, self._readers[boundary.index].join())
+
+    def before_step(self) -> None:
+        """Nothing: only a window that was released is written."""
 
     def after_step(self) -> None:
         """Fails graphs that still need the old weights, and releases all."""
@@ -163,6 +174,7 @@ class WeightWindows:
                 f"through the outputs of boundary '{p.boundary.name}' (something computed inside it was kept on the "
                 "side). Return it from the boundary's forward, or dedicate with reshard_after_forward=False"
             )
+        self._readers[p.boundary.index].here()
 
     def address(self, p: DedicatedParam) -> int | None:
         """Where the parameter must point; None when it is not in memory."""

@@ -8,7 +8,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
+#include <pthread.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -40,16 +42,22 @@ void Call(F&& f) {
   ThrowIfError(WithoutGil(std::forward<F>(f)));
 }
 
-// A signal's Python handler runs here, in the thread that waits; when it raises, the wait ends.
-bool Interrupted() {
-  nb::gil_scoped_acquire gil;
-  return PyErr_CheckSignals() != 0;
+// A signal's Python handler runs here, in Python's main thread, when that is the one that waits; when it raises, the wait ends.
+// Other threads have nothing to look for, and must not ask for the GIL: whoever holds it may be waiting for them.
+std::function<bool()> InterruptCheck() {
+  const auto main =
+      nb::cast<uintptr_t>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
+  return [main] {
+    if (static_cast<uintptr_t>(pthread_self()) != main) return false;
+    nb::gil_scoped_acquire gil;
+    return PyErr_CheckSignals() != 0;
+  };
 }
 
 std::unique_ptr<Connection> Open(const std::string& endpoint, double timeout) {
   auto connection =
       ValueOrThrow(WithoutGil([&] { return Connection::Open(endpoint, absl::Seconds(timeout)); }));
-  connection->SetInterruptCheck(Interrupted);
+  connection->SetInterruptCheck(InterruptCheck());
   return connection;
 }
 
