@@ -78,6 +78,8 @@ void fake_cuda_step();
 int fake_cuda_stream_device(cudaStream_t stream);
 // Whether [memory, memory + bytes) lies in one living device allocation.
 bool fake_cuda_owns(const void* memory, size_t bytes);
+// 1: this process has a context on the device of this ordinal.
+int fake_cuda_has_context(int ordinal);
 // Whether it is memory of another process.
 bool fake_cuda_imported(const void* memory);
 }

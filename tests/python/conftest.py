@@ -1,4 +1,7 @@
-"""The package under test is the one in the build folder: build/dev, or the folder that DMUON_BUILD names."""
+"""The package under test is the one in the build folder: build/dev, or the folder that DMUON_BUILD names.
+
+With DMUON_TEST_BACKEND=cuda, ranks and daemon are on the stand-ins for CUDA's libraries, which such a build has.
+"""
 
 import os
 import signal
@@ -14,6 +17,13 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["DMUOND_CALIBRATION_FILE"] = ""  # the bits of a test do not depend on what this machine measured
 # A shell that starts the tests in the background ignores SIGINT for them, and so would all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+BACKEND = os.environ.get("DMUON_TEST_BACKEND", "cpu")
+if BACKEND == "cuda":
+    FAKES = BUILD / "fakes"
+    if not (FAKES / "libcudart.so.13").exists():
+        pytest.exit(f"no stand-ins for CUDA in {FAKES}: set DMUON_BUILD=build/cuda, and build cuda_fake_tests", 1)
+    os.environ["LD_LIBRARY_PATH"] = str(FAKES)
+    os.environ["LD_PRELOAD"] = str(FAKES / "libcudart.so.13")  # PyTorch's own would be found before
 for name in ("DMUON_ENDPOINT", "DMUON_JOB", "DMUON_AUTOSTART", "TORCHELASTIC_RUN_ID"):
     os.environ.pop(name, None)
 sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
@@ -25,9 +35,15 @@ from support.ranks import Ranks  # noqa: E402
 @pytest.fixture(scope="session")
 def daemon(tmp_path_factory):
     """One dmuond for all tests: they are jobs that must not disturb each other."""
-    with Daemon(BUILD / "bin", tmp_path_factory.mktemp("daemon") / "s") as d:
+    with Daemon(BUILD / "bin", tmp_path_factory.mktemp("daemon") / "s", "--backend", BACKEND) as d:
         yield d
         assert d.alive(), "a test ended the daemon that all share"
+
+
+@pytest.fixture
+def daemon_on_the_cpu(tmp_path):
+    with Daemon(BUILD / "bin", tmp_path / "cpu", "--backend", "cpu") as d:
+        yield d
 
 
 class Pools:

@@ -14,7 +14,9 @@ def train(rank, world_size, z3, micro_batches):
     import dmuon
 
     model = make()
-    optimizer = dedicate(model, world_size, z3, muon={"record_step_profile": True, "adamw_eps": 1e-3})
+    ns = dmuon.NewtonSchulz("gram", deterministic=True)  # else fp16 on a GPU, which shows in the fourth digit
+    muon = {"record_step_profile": True, "adamw_eps": 1e-3, "ns_backend": ns}
+    optimizer = dedicate(model, world_size, z3, muon=muon)
     counts = []
     for ids in batches(STEPS, size=8 * world_size):
         optimizer.zero_grad()
@@ -98,8 +100,11 @@ def test_no_sync_nests_and_restores(ranks):
 
 def two_losses(rank, world_size, z3):
     """Two forwards, one backward: one micro."""
+    import dmuon
+
+    muon = {"ns_backend": dmuon.NewtonSchulz("gram", deterministic=True)}
     model = make()
-    optimizer = dedicate(model, world_size, z3)
+    optimizer = dedicate(model, world_size, z3, muon=muon)
     a, b = batches(2)
     (model(a) + model(b)).backward()
     optimizer.step()
@@ -107,7 +112,7 @@ def two_losses(rank, world_size, z3):
     close(model)
 
     model = make()
-    optimizer = dedicate(model, world_size, z3)
+    optimizer = dedicate(model, world_size, z3, muon=muon)
     model(torch.cat([a, b])).mul(2).backward()
     optimizer.step()
     second = weights(model)

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from support.models import batches, close, dedicate, make, projections, shard, weights
+from support.models import DEVICE, batches, close, dedicate, make, projections, shard, weights
 
 
 class Records(logging.Handler):
@@ -40,7 +40,7 @@ def recorded():
 
 
 def mesh_of(world_size):
-    return init_device_mesh("cpu", (world_size,))
+    return init_device_mesh(DEVICE, (world_size,))
 
 
 # ---- selecting parameters
@@ -228,7 +228,7 @@ def ranks_start_differently(rank, world_size):
     owner = {p.param_name: p.owner_rank for p in dmuon.get_dedicated_params(model)}
     found = weights(model)
     for name, who in owner.items():
-        assert np.array_equal(found[name], make(seed=who).state_dict()[name].numpy()), name
+        assert np.array_equal(found[name], make(seed=who).state_dict()[name].cpu().numpy()), name
     close(model)
 
 
@@ -388,6 +388,7 @@ def gone(rank, world_size):
 
     def left():
         gc.collect()
+        torch.cuda.empty_cache()
         with open("/proc/self/maps") as maps:
             return len(os.listdir("/proc/self/fd")), sum("memfd:" in line for line in maps)
 

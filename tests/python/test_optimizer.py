@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from support import reference
-from support.models import batches, close, dedicate, make, projections, shard, weights
+from support.models import DEVICE, batches, close, dedicate, make, projections, shard, weights
 
 
 def run(rank, world_size, z3=False, steps=4, prepare=None, muon=None, **options):
@@ -101,7 +101,7 @@ def options(rank, world_size):
         {"lr": 0.1},
     ):
         model = make()
-        start = {n: p.detach().numpy().copy() for n, p in model.named_parameters()}
+        start = {n: p.detach().cpu().numpy().copy() for n, p in model.named_parameters()}
         ns = dmuon.NewtonSchulz("direct", deterministic=True)
         optimizer = dedicate(model, world_size, False, muon={**muon, "ns_backend": ns})
         exact = {
@@ -113,7 +113,7 @@ def options(rank, world_size):
             for p in dmuon.get_dedicated_params(model):
                 gradient = generator.standard_normal(tuple(p.shape)).astype(np.float32)
                 exact[p.param_name].step(gradient)
-                p.tensor.grad = torch.from_numpy(gradient)
+                p.tensor.grad = torch.from_numpy(gradient).to(DEVICE)
             optimizer.step()
         found = weights(model)
         checked.append(max(reference.relative(found[name], state.weight) for name, state in exact.items()))
@@ -146,7 +146,7 @@ def adamw_route(rank, world_size, z3):
         torch_optimizer.step()
     found = weights(model)
     for name, p in torch_model.named_parameters():
-        worst = max(worst, reference.relative(found[name], p.detach().numpy()))
+        worst = max(worst, reference.relative(found[name], p.detach().cpu().numpy()))
     close(model)
     return worst
 
@@ -284,7 +284,7 @@ def missing_gradients(rank, world_size):
     start = make().state_dict()
     after = weights(model)
     for name in after:
-        unchanged = np.array_equal(after[name], start[name].numpy())
+        unchanged = np.array_equal(after[name], start[name].cpu().numpy())
         assert unchanged == name.startswith("layers.1."), name
     model.layers[1].requires_grad_(True)
     model(batches(1)[0]).backward()
@@ -305,7 +305,7 @@ def bf16(rank, world_size, z3):
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     model = make()
-    mesh = init_device_mesh("cpu", (world_size,))
+    mesh = init_device_mesh(DEVICE, (world_size,))
     dmuon.dedicate_params(model, mesh, projections, reshard_after_forward=z3)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     for layer in model.layers:
@@ -408,7 +408,7 @@ def side_output(rank, world_size):
 
     model = make(Side)
     dedicate(model, world_size, True)
-    loss = model(torch.randn(4, 8)) + sum(layer.side for layer in model.layers)
+    loss = model(torch.randn(4, 8, device=DEVICE)) + sum(layer.side for layer in model.layers)
     with pytest.raises(RuntimeError, match=r"'layers\.\d\.b_proj\..*' ran without its weights"):
         loss.backward()
     close(model)
@@ -445,7 +445,7 @@ def arguments(rank, world_size):
         dmuon.Muon(model.parameters())
     with pytest.raises(ValueError, match="_dedicated_comm_ctx"):
         dmuon.Muon(model)
-    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (world_size,))
+    mesh = torch.distributed.device_mesh.init_device_mesh(DEVICE, (world_size,))
     dmuon.dedicate_params(model, mesh, projections)
     with pytest.raises(RuntimeError, match=r"embedding\.weight"):
         dmuon.Muon(model)  # not under fully_shard

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.models import batches, close, dedicate, make, shard, weights
+from support.models import DEVICE, batches, close, dedicate, make, shard, weights
 
 
 def train(rank, world_size, z3, path, steps=3, state=None):
@@ -61,7 +61,7 @@ def test_saved_on_two_ranks_loads_into_a_plain_model_and_a_new_job_on_four(ranks
     plain.load_state_dict(state, strict=True)
     assert path.stat().st_size < 2 * sum(t.numel() * 4 for t in state.values()), "more than the model was saved"
     for name, p in plain.named_parameters():
-        assert np.array_equal(p.detach().numpy(), trained[name]), name
+        assert np.array_equal(p.detach().cpu().numpy(), trained[name]), name
     expected = plain(batches(1)[0]).item()
     for found, loss in ranks(4, evaluate, z3, path):
         assert all(np.array_equal(found[name], trained[name]) for name in trained)
@@ -80,7 +80,7 @@ def plain_hooks(rank, world_size, z3):
     assert type(state[name]) is torch.Tensor and state[name].isfinite().all()
     assert state[name].untyped_storage().nbytes() == state[name].numel() * 4
     saved = weights(model)
-    assert np.array_equal(state[name].numpy(), saved[name])
+    assert np.array_equal(state[name].cpu().numpy(), saved[name])
 
     optimizer.zero_grad()
     model(batches(2)[1]).backward()
@@ -141,7 +141,7 @@ def no_copies(rank, world_size):
     from support.models import projections
 
     model = make()
-    dmuon.dedicate_params(model, init_device_mesh("cpu", (world_size,)), projections)
+    dmuon.dedicate_params(model, init_device_mesh(DEVICE, (world_size,)), projections)
     with pytest.raises(RuntimeError, match="cannot be copied"):
         copy.deepcopy(model)
     with pytest.raises(RuntimeError, match="cannot be pickled"):
@@ -185,14 +185,14 @@ def meta(rank, world_size):
 
     with torch.device("meta"):
         model = Toy()
-    mesh = init_device_mesh("cpu", (world_size,))
+    mesh = init_device_mesh(DEVICE, (world_size,))
     dmuon.dedicate_params(model, mesh, projections)
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     with pytest.raises(RuntimeError, match="meta device"):
         dmuon.Muon(model)
-    model.to_empty(device="cpu")
+    model.to_empty(device=DEVICE)
     torch.manual_seed(rank)  # ranks differ: the owner's values win
     with torch.no_grad():
         for p in model.parameters():

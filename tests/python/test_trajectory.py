@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from support import reference
-from support.models import batches, close, dedicate, make, projections, shard, weights
+from support.models import DEVICE, batches, close, dedicate, make, projections, shard, weights
 
 STEPS = 20
 LR = 0.02
@@ -106,7 +106,7 @@ def train(rank, world_size, z3, backend, repeat=1):
         if not z3:
             dmuon.wait_all_post_step_broadcasts(model)
             for p in dmuon.get_dedicated_params(model):
-                assert np.array_equal(p.tensor.detach().numpy(), result[p.param_name]), p.param_name
+                assert np.array_equal(p.tensor.detach().cpu().numpy(), result[p.param_name]), p.param_name
         digests.add(digest.hexdigest())
         close(model)
     assert len(digests) == 1, "two runs gave different bits"
@@ -122,7 +122,7 @@ def replay(rank, world_size, recorded, backend):
     optimizer = dedicate(model, world_size, False, muon={"lr": LR, "ns_backend": ns})
     for gradients in recorded:
         for p in dmuon.get_dedicated_params(model):
-            p.tensor.grad = torch.from_numpy(gradients[p.param_name])
+            p.tensor.grad = torch.from_numpy(gradients[p.param_name]).to(DEVICE)
         optimizer.step()
     result = weights(model)
     close(model)

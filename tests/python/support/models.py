@@ -1,9 +1,15 @@
-"""Small models, and dmuon put on them."""
+"""Small models, and dmuon put on them: on the CPU, or on a stand-in for a GPU where the process has one."""
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+
+from support import fake_gpu
+
+DEVICE = "cuda" if fake_gpu.present() else "cpu"
+if DEVICE == "cuda":
+    fake_gpu.install()
 
 
 class Block(nn.Module):
@@ -43,20 +49,20 @@ def projections(name, parameter):
 
 def make(build=Toy, seed=0, **kwargs):
     torch.manual_seed(seed)
-    return build(**kwargs)
+    return build(**kwargs).to(DEVICE)
 
 
 def batches(count, size=8, length=9, vocabulary=23, seed=1):
     """`count` batches of token ids, the same on every rank; `shard` gives a rank its part."""
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(0, vocabulary, (size, length), generator=generator) for _ in range(count)]
+    return [torch.randint(0, vocabulary, (size, length), generator=generator).to(DEVICE) for _ in range(count)]
 
 
 def shard(batch, rank, world_size):
     return batch.chunk(world_size)[rank]
 
 
-def dedicate(model, world_size, z3, predicate=projections, fsdp_layers=True, muon=None, device="cpu", **options):
+def dedicate(model, world_size, z3, predicate=projections, fsdp_layers=True, muon=None, device=DEVICE, **options):
     """dedicate_params, fully_shard and Muon as the guide has them."""
     import dmuon
 

@@ -70,11 +70,20 @@ def _serve(pipe, rank, world_size, file, endpoint):
     import torch
     import torch.distributed as dist
 
+    from support import fake_gpu
+    from support.models import DEVICE
+
     torch.set_num_threads(1)
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     os.environ["DMUON_ENDPOINT"] = endpoint
+    # Of a job on GPUs no tensor on the CPU is communicated, as with NCCL.
     dist.init_process_group(
-        "gloo", init_method=f"file://{file}", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
-    )
+        "gloo" if DEVICE == "cpu" else "cuda:gloo", init_method=f"file://{file}", rank=rank, world_size=world_size,
+        timeout=timedelta(seconds=60),
+    )  # fmt: skip
+    if DEVICE == "cuda":
+        fake_gpu.carry_collectives()
     while True:
         try:
             function, args, kwargs = pipe.recv()
