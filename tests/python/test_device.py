@@ -1,4 +1,4 @@
-"""Where tensors are and where the daemon computes: what is refused, and how. torch here has no GPU."""
+"""Where tensors are and where the daemon computes: what is refused, and how, without a GPU; test_cuda.py has the rest."""
 
 from types import SimpleNamespace
 
@@ -25,4 +25,10 @@ def test_parameters_elsewhere_are_refused_by_a_daemon_that_computes_on_the_cpu()
 def test_parameters_on_the_cpu_need_no_device_and_no_stream():
     with device.for_arenas(ctx(False, torch.zeros(2), torch.zeros(3))):
         pass
-    assert device.stream(SimpleNamespace(device=None)) is None
+    session = SimpleNamespace(device=None)
+    with device.current(session):
+        device.refuse_capture(session)
+    streams = device.Streams(session)
+    streams.here(torch.zeros(2))
+    streams.synchronize()
+    assert streams.join() is None
