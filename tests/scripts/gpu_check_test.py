@@ -127,7 +127,12 @@ class GpuCheck(unittest.TestCase):
     def suite(self, name, log, result):
         """A program that fails after it has written these."""
         lines = "\n".join(log)
-        self.program(name, f"cat <<'END'\n{lines}\nEND\ncat >\"${{1#--gtest_output=json:}}\" <<'END'\n{result}\nEND\nexit 1\n")
+        self.program(name, f"""cat <<'END'
+{lines}
+END
+echo '{result}' >"${{1#--gtest_output=json:}}"
+exit 1
+""")
 
     def test_what_did_not_run_shows_in_the_exit_code(self):
         self.program("e2e_test", "echo '{\"tests\": 3, \"failures\": 0}' >\"${1#--gtest_output=json:}\"\n")

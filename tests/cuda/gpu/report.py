@@ -59,7 +59,7 @@ def of_log(text: str) -> dict[str, Any]:
 
 
 def outside_tests(text: str) -> list[dict[str, Any]]:
-    """Failures where a suite or the whole run is set up or taken down: Google Test's JSON has them in no test, or is none."""
+    """Failures where a suite or the run is set up or taken down: Google Test's JSON has them in no test, or is none."""
     suites = re.findall(r"^\[  FAILED  \] (\S+): SetUpTestSuite or TearDownTestSuite", text, re.M)
     runs = re.findall(r"^\[-+\] Global test environment (\S+)\.\n([^\[].*: Failure\n.*)", text, re.M)
     return [{"test": f"{suite}: SetUpTestSuite or TearDownTestSuite", "failures": []} for suite in suites] + [
