@@ -67,6 +67,8 @@ def train(device: str, z3: bool) -> tuple[dict[str, np.ndarray], float]:
 
 
 def main() -> int:
+    from dmuon import _native
+
     parser = argparse.ArgumentParser()
     parser.add_argument("library")
     parser.add_argument("out", type=Path)
@@ -81,8 +83,10 @@ def main() -> int:
         dist.init_process_group(
             "nccl" if arguments.device == "cuda" else "gloo", init_method=store, rank=0, world_size=1
         )
-        with Daemon(programs, Path(folder) / "sockets", "--backend", arguments.device) as daemon:
+        with Daemon(programs, Path(folder) / "sockets", "--backend", arguments.device, "--exit-when-idle") as daemon:
             os.environ["DMUON_ENDPOINT"] = daemon.endpoint
+            # As with the package's private daemons: it ends with this process, however that ends.
+            attached = _native.Connection.open(daemon.endpoint)
             for z3 in (False, True):
                 got, seconds = train(arguments.device, z3)
                 worst = max(
@@ -90,6 +94,7 @@ def main() -> int:
                 )
                 weights_of[z3] = got
                 report["Z3" if z3 else "Z2"] = {"error": worst, "bound": BOUND, "step_ms": 1e3 * seconds}
+            del attached
         dist.destroy_process_group()
     same = all(np.array_equal(weights_of[False][name], weights_of[True][name]) for name in expected)
     report["Z2 and Z3"] = {"same_bits": same}
