@@ -207,6 +207,7 @@ def assignment(rank, world_size):
     if rank == 0:
         level, text = lines[-1]
         assert level == "INFO" and text.startswith("dedicate_params: 6 params assigned to 2 ranks, imbalance=")
+    dmuon.get_comm_ctx(model).barrier()  # one that has left ends what another may still be about to hear
     close(model)
     return {p.param_name: p.owner_rank for p in every}
 
