@@ -113,7 +113,9 @@ absl::Status Session::WaitAllWeights() {
 absl::Status Session::Materialize(int boundary) {
   Impl& s = *impl_;
   RETURN_IF_ERROR(WaitWeights(boundary));
-  RETURN_IF_ERROR(s.Settle());
+  // Whoever had the window may not have released it yet, and nothing is granted before. What other windows wait for is no
+  // matter here: else no boundary's kernels would be launched before the device is done with the one before.
+  RETURN_IF_ERROR(s.SettleWindow(boundary));
   const size_t b = static_cast<size_t>(boundary);
   uint64_t ticket = 0;
   const auto fill = [&](wire::Record& record) {

@@ -263,8 +263,8 @@ class Session {
   void SetPresent(int parameter);
   // The boundary's place in GRAD holds this micro's gradients, zeros where there are none.
   absl::Status Ready(int boundary);
-  // The same once the device has come to what is on `stream` so far; returns at once. Step, Discard and Materialize wait
-  // for all such calls, and WaitGradWritable for those of the same window.
+  // The same once the device has come to what is on `stream` so far; returns at once. Step and Discard wait for all such
+  // calls, WaitGradWritable and Materialize for those of the same window.
   absl::Status Ready(int boundary, DeviceStream stream);
   // A synchronised backward pass is over. Ranks must agree on their number at Step.
   void EndBackward();
