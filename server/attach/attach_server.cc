@@ -29,6 +29,7 @@ constexpr uint64_t PidfdKey(uint64_t id) { return id << 1 | 1; }
 constexpr int kFramesPerTurn = 16;  // then the others have their turn
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 constexpr absl::Duration kRepeatPause = absl::Milliseconds(20);
+constexpr absl::Duration kLeavePause = absl::Milliseconds(500);
 
 // Refuses with a reason, and reads what is unread: closing over unread packets resets the connection, and the other
 // side would see ECONNRESET in place of the reason.
@@ -102,6 +103,7 @@ void AttachServer::Run() {
       }
     }
     CloseSilent();
+    EndLeft();
     RepeatDeaths();
   }
 }
@@ -110,6 +112,7 @@ int AttachServer::UntilNextDeadline() const {
   absl::Time next = absl::InfiniteFuture();
   if (!accepting_) next = absl::Now() + kAcceptPause;
   if (calls_left_) next = absl::Now() + kRepeatPause;
+  if (unheard_ > 0) next = std::min(next, absl::Now() + kLeavePause);
   if (unattached_ > 0) {
     for (const auto& [id, c] : connections_) {
       if (!c.trainer.has_value()) next = std::min(next, c.hello_deadline);
@@ -256,6 +259,7 @@ void AttachServer::CloseSocket(uint64_t id) {
     return End(id, "closed");
   }
   connection.socket.Reset();  // epoll forgets it
+  ++unheard_;
   Log(LogLevel::kInfo, "attach_socket_closed",
       {{"attachment", connection.trainer->attachment.value()}, {"pid", connection.peer.pid}});
 }
@@ -267,6 +271,7 @@ void AttachServer::OnDeath(uint64_t id) {
 void AttachServer::End(uint64_t id, absl::string_view why) {
   const auto it = connections_.find(id);
   const std::optional<Trainer> trainer = it->second.trainer;
+  if (!it->second.socket.valid()) --unheard_;
   connections_.erase(it);
   if (!trainer.has_value()) {
     --unattached_;
@@ -276,6 +281,16 @@ void AttachServer::End(uint64_t id, absl::string_view why) {
   Log(LogLevel::kInfo, "detached",
       {{"attachment", trainer->attachment.value()}, {"pid", trainer->pid}, {"reason", why}});
   handlers_.gone(trainer->attachment);
+}
+
+// Whoever closes its socket in a session ends with that, and need not end its process first.
+void AttachServer::EndLeft() {
+  if (unheard_ == 0) return;
+  std::vector<uint64_t> left;
+  for (const auto& [id, c] : connections_) {
+    if (!c.socket.valid() && !attachments_.InSession(c.trainer->attachment)) left.push_back(id);
+  }
+  for (uint64_t id : left) End(id, "closed");
 }
 
 void AttachServer::RepeatDeaths() {

@@ -72,6 +72,7 @@ class AttachServer {
   void OnDeath(uint64_t id);
   void End(uint64_t id, absl::string_view why);
   void CloseSilent();
+  void EndLeft();
   void RepeatDeaths();
   bool Watch(int fd, uint64_t key);
   int UntilNextDeadline() const;
@@ -85,8 +86,9 @@ class AttachServer {
   std::map<uint64_t, Connection> connections_;  // of the thread
   uint64_t last_id_ = 0;
   int unattached_ = 0;
-  bool calls_left_ = false;    // of attachments that have ended
-  bool accepting_ = true;      // false for a while after there were no descriptors left
+  int unheard_ = 0;          // attachments whose socket is closed and whose process is in a session
+  bool calls_left_ = false;  // of attachments that have ended
+  bool accepting_ = true;    // false for a while after there were no descriptors left
   bool accept_fails_ = false;  // since the last time that it went well
   std::thread thread_;
 };

@@ -382,9 +382,15 @@ TEST_F(AttachServerTest, TheEndOfTheConnectionIsNotTheEndOfATrainerInASession) {
   UniqueFd other = Attached();
   other.Reset();
   ASSERT_TRUE(GoneIs(1));
-  absl::MutexLock lock(&mu_);
-  EXPECT_THAT(gone_, ElementsAre(AttachmentId(2)));
+  {
+    absl::MutexLock lock(&mu_);
+    EXPECT_THAT(gone_, ElementsAre(AttachmentId(2)));
+  }
   EXPECT_EQ(attachments_.size(), 1);
+  // With its session it is over: this process lives on, and nothing would be heard of it again.
+  attachments_.Left(AttachmentId(1), SessionId(7));
+  EXPECT_TRUE(GoneIs(2));
+  EXPECT_EQ(attachments_.size(), 0);
 }
 
 TEST_F(AttachServerTest, ASilentConnectionIsClosedWithAReason) {
