@@ -120,6 +120,13 @@ class CpuBackend final : public Backend {
     });
   }
 
+  absl::StatusOr<NewtonSchulzMemory> MemoryOfNewtonSchulz(const NewtonSchulzOptions& options,
+                                                          int64_t rows, int64_t cols,
+                                                          int64_t blocks) const override {
+    ASSIGN_OR_RETURN(const size_t workspace,
+                     cpu::WorkspaceOnCpu(kernels_, pool_, options, rows, cols, blocks));
+    return NewtonSchulzMemory{workspace, 0};
+  }
   absl::StatusOr<std::unique_ptr<NewtonSchulz>> MakeNewtonSchulz(const NewtonSchulzOptions& options,
                                                                  int64_t rows, int64_t cols,
                                                                  int64_t /*blocks*/) override {

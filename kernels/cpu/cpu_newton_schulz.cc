@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "kernels/cpu/cpu_matrix_ops.h"
 #include "kernels/newton_schulz/coefficients.h"
@@ -59,95 +60,23 @@ class SeatTable {
   std::atomic<uint64_t> free_;
 };
 
-class CpuNewtonSchulz final : public NewtonSchulz {
- public:
-  CpuNewtonSchulz(const KernelTable& kernels, ThreadPool& pool, NsForm form,
-                  std::vector<Coefficients> schedule, std::vector<int> restarts,
-                  const RunLayout& layout)
-      : kernels_(kernels),
-        pool_(pool),
-        form_(form),
-        schedule_(std::move(schedule)),
-        restarts_(std::move(restarts)),
-        layout_(layout) {}
+// What runs on a block, and where in its workspace.
+struct RunPlan {
+  NsForm form;
+  std::vector<Coefficients> schedule;
+  std::vector<int> restarts;
+  RunLayout layout;
 
-  size_t workspace_bytes() const override { return layout_.bytes; }
-  size_t batch_workspace_bytes(int64_t count) const override { return Seats(count) * SeatBytes(); }
-
-  void Run(Stream, const float* in, float* out, void* workspace) const override {
-    ThreadPool::Lease lease(pool_);
-    RunOne(pool_, in, out, workspace);
-  }
-
-  void RunBatch(Stream, const NewtonSchulzBatch& batch) const override {
-    ThreadPool::Lease lease(pool_);
-    const auto count = static_cast<int64_t>(batch.offsets.size());
-    const auto run = [&](ThreadPool& pool, int64_t i, void* workspace) {
-      const int64_t offset = batch.offsets[i];
-      const double square_norm = RunOne(pool, batch.in + offset, batch.out + offset, workspace);
-      if (batch.square_norms != nullptr) batch.square_norms[i] = square_norm;
-    };
-    // A block to a core: the products of a small one are too short to be shared. One that is left over is shared all the
-    // same, rather than that the other cores wait for it.
-    const int64_t seats = Seats(count);
-    const int64_t apart = seats == 1 ? 0 : count % seats == 1 ? count - 1 : count;
-    SeatTable free(seats);
-    pool_.Run(apart, [&](int64_t i) {
-      const int64_t seat = free.Take();
-      run(alone_, i, static_cast<std::byte*>(batch.workspace) + seat * SeatBytes());
-      free.Leave(seat);
-    });
-    for (int64_t i = apart; i < count; ++i) run(pool_, i, batch.workspace);
-  }
-
-  NsForm form() const override { return form_; }
-
-  std::string kernel() const override {
-    const char* precision = layout_.precision == Precision::kF32     ? "fp32"
-                            : layout_.precision == Precision::kMixed ? "mixed bf16"
-                                                                     : "bf16";
-    return absl::StrCat(form_ == NsForm::kGram ? "gram " : "direct ", precision, " (",
-                        kernels_.name, ")");
-  }
-
- private:
-  // Returns ||in||_F^2.
-  double RunOne(ThreadPool& pool, const float* in, float* out, void* workspace) const {
-    CpuMatrixOps ops(kernels_, pool, layout_, workspace, out);
-    if (!ops.Load(in)) {
-      std::memset(out, 0, sizeof(float) * layout_.rows * layout_.cols);
-    } else if (form_ == NsForm::kGram) {
-      IterateGram(schedule_, restarts_, ops);
-    } else {
-      IterateDirect(schedule_, ops);
-    }
-    return ops.square_norm();
-  }
-
+  size_t seat_bytes() const { return AlignUp(layout.bytes, kSeatAlignment); }
   // How many blocks of a batch run at once.
-  int64_t Seats(int64_t count) const {
-    if (layout_.bytes > kLargestForBatch) return 1;
-    return std::clamp<int64_t>(pool_.threads(), 1, std::min(count, SeatTable::kMost));
+  int64_t Seats(const ThreadPool& pool, int64_t count) const {
+    if (layout.bytes > kLargestForBatch) return 1;
+    return std::clamp<int64_t>(pool.threads(), 1, std::min(count, SeatTable::kMost));
   }
-  size_t SeatBytes() const {
-    return (layout_.bytes + kSeatAlignment - 1) / kSeatAlignment * kSeatAlignment;
-  }
-
-  const KernelTable& kernels_;
-  ThreadPool& pool_;
-  mutable ThreadPool alone_{1};  // runs every piece on the thread that calls
-  const NsForm form_;
-  const std::vector<Coefficients> schedule_;
-  const std::vector<int> restarts_;
-  const RunLayout layout_;
 };
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<NewtonSchulz>> PlanOnCpu(const KernelTable& kernels,
-                                                        ThreadPool& pool,
-                                                        const NewtonSchulzOptions& options,
-                                                        int64_t rows, int64_t cols) {
+absl::StatusOr<RunPlan> PlanRun(const KernelTable& kernels, const NewtonSchulzOptions& options,
+                                int64_t rows, int64_t cols) {
   if (options.iteration_dtype == Dtype::kF16 && !options.deterministic) {
     return absl::UnimplementedError(
         "Newton-Schulz: iteration dtype fp16 is not built on the cpu backend; ask for bf16 or "
@@ -167,9 +96,91 @@ absl::StatusOr<std::unique_ptr<NewtonSchulz>> PlanOnCpu(const KernelTable& kerne
     apply_in_between = !restarts.empty();
   }
   const int slots = form == NsForm::kGram ? MatrixOps::kSymmetricSlots : 2;
-  const RunLayout layout(rows, cols, precision, slots, apply_in_between);
-  return std::make_unique<CpuNewtonSchulz>(kernels, pool, form, std::move(schedule),
-                                           std::move(restarts), layout);
+  return RunPlan{form, std::move(schedule), std::move(restarts),
+                 RunLayout(rows, cols, precision, slots, apply_in_between)};
+}
+
+class CpuNewtonSchulz final : public NewtonSchulz {
+ public:
+  CpuNewtonSchulz(const KernelTable& kernels, ThreadPool& pool, RunPlan run)
+      : kernels_(kernels), pool_(pool), run_(std::move(run)) {}
+
+  size_t workspace_bytes() const override { return run_.layout.bytes; }
+  size_t batch_workspace_bytes(int64_t count) const override {
+    return run_.Seats(pool_, count) * run_.seat_bytes();
+  }
+
+  void Run(Stream, const float* in, float* out, void* workspace) const override {
+    ThreadPool::Lease lease(pool_);
+    RunOne(pool_, in, out, workspace);
+  }
+
+  void RunBatch(Stream, const NewtonSchulzBatch& batch) const override {
+    ThreadPool::Lease lease(pool_);
+    const auto count = static_cast<int64_t>(batch.offsets.size());
+    const auto run = [&](ThreadPool& pool, int64_t i, void* workspace) {
+      const int64_t offset = batch.offsets[i];
+      const double square_norm = RunOne(pool, batch.in + offset, batch.out + offset, workspace);
+      if (batch.square_norms != nullptr) batch.square_norms[i] = square_norm;
+    };
+    // A block to a core: the products of a small one are too short to be shared. One that is left over is shared all the
+    // same, rather than that the other cores wait for it.
+    const int64_t seats = run_.Seats(pool_, count);
+    const int64_t apart = seats == 1 ? 0 : count % seats == 1 ? count - 1 : count;
+    SeatTable free(seats);
+    pool_.Run(apart, [&](int64_t i) {
+      const int64_t seat = free.Take();
+      run(alone_, i, static_cast<std::byte*>(batch.workspace) + seat * run_.seat_bytes());
+      free.Leave(seat);
+    });
+    for (int64_t i = apart; i < count; ++i) run(pool_, i, batch.workspace);
+  }
+
+  NsForm form() const override { return run_.form; }
+
+  std::string kernel() const override {
+    const char* precision = run_.layout.precision == Precision::kF32     ? "fp32"
+                            : run_.layout.precision == Precision::kMixed ? "mixed bf16"
+                                                                         : "bf16";
+    return absl::StrCat(run_.form == NsForm::kGram ? "gram " : "direct ", precision, " (",
+                        kernels_.name, ")");
+  }
+
+ private:
+  // Returns ||in||_F^2.
+  double RunOne(ThreadPool& pool, const float* in, float* out, void* workspace) const {
+    CpuMatrixOps ops(kernels_, pool, run_.layout, workspace, out);
+    if (!ops.Load(in)) {
+      std::memset(out, 0, sizeof(float) * run_.layout.rows * run_.layout.cols);
+    } else if (run_.form == NsForm::kGram) {
+      IterateGram(run_.schedule, run_.restarts, ops);
+    } else {
+      IterateDirect(run_.schedule, ops);
+    }
+    return ops.square_norm();
+  }
+
+  const KernelTable& kernels_;
+  ThreadPool& pool_;
+  mutable ThreadPool alone_{1};  // runs every piece on the thread that calls
+  const RunPlan run_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<NewtonSchulz>> PlanOnCpu(const KernelTable& kernels,
+                                                        ThreadPool& pool,
+                                                        const NewtonSchulzOptions& options,
+                                                        int64_t rows, int64_t cols) {
+  ASSIGN_OR_RETURN(RunPlan run, PlanRun(kernels, options, rows, cols));
+  return std::make_unique<CpuNewtonSchulz>(kernels, pool, std::move(run));
+}
+
+absl::StatusOr<size_t> WorkspaceOnCpu(const KernelTable& kernels, const ThreadPool& pool,
+                                      const NewtonSchulzOptions& options, int64_t rows,
+                                      int64_t cols, int64_t blocks) {
+  ASSIGN_OR_RETURN(const RunPlan run, PlanRun(kernels, options, rows, cols));
+  return run.Seats(pool, blocks) * run.seat_bytes();
 }
 
 }  // namespace dmuon::kernels::cpu

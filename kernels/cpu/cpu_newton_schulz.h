@@ -16,6 +16,10 @@ absl::StatusOr<std::unique_ptr<NewtonSchulz>> PlanOnCpu(const KernelTable& kerne
                                                         ThreadPool& pool,
                                                         const NewtonSchulzOptions& options,
                                                         int64_t rows, int64_t cols);
+// What RunBatch of that plan needs for so many blocks.
+absl::StatusOr<size_t> WorkspaceOnCpu(const KernelTable& kernels, const ThreadPool& pool,
+                                      const NewtonSchulzOptions& options, int64_t rows,
+                                      int64_t cols, int64_t blocks);
 
 }  // namespace dmuon::kernels::cpu
 

@@ -53,6 +53,12 @@ class CudaBackend : public kernels::Backend {
       const kernels::MemoryHandle& handle) override;
   std::optional<uint64_t> available_bytes() const override;
 
+  kernels::StreamMemory MemoryOfStream() const override { return cuda::MemoryOfStream(); }
+  absl::StatusOr<kernels::NewtonSchulzMemory> MemoryOfNewtonSchulz(
+      const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols,
+      int64_t blocks) const override {
+    return cuda::MemoryOfNewtonSchulz(options, {rows, cols, blocks});
+  }
   absl::StatusOr<std::unique_ptr<kernels::NewtonSchulz>> MakeNewtonSchulz(
       const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols,
       int64_t blocks) override;

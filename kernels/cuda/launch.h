@@ -8,22 +8,18 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/shapes.h"
 #include "kernels/ops/orthogonality_sample.h"
 
 namespace dmuon::cuda {
 
-enum class Element : uint8_t { kF32 = 1, kBF16 = 2, kF16 = 3 };  // as dmuon::Dtype
-
 // The most inputs of one mean: ranks of one node. They travel as a kernel argument, of which there are 4 KiB.
 constexpr int kMaxInputs = 128;
-
-// The most blocks of a reduction, so the most partial results.
-constexpr int kMaxBlocks = 2048;
 
 // Private memory of one stream in which a reduction leaves its partial results. Operations of a stream run one after the
 // other, so one is enough. Tickets are 0 between operations; reductions of several matrices at once have one each.
 struct ReductionScratch {
-  double* partials = nullptr;  // 2 x kMaxBlocks
+  double* partials = nullptr;  // kPartials
   unsigned* ticket = nullptr;  // kMaxBlocks of them
 };
 
@@ -100,18 +96,8 @@ cudaError_t LaunchAdamw(cudaStream_t stream, const AdamwParams& params);
 cudaError_t LaunchPublish(cudaStream_t stream, const float* from, Element element, void* to,
                           int64_t count);
 
-// How an input of Newton-Schulz is scaled, found on the device: x * power1 * power2 * factor. Two powers of two, because
-// one alone leaves the range of fp32 for inputs near 1e-38.
-struct Normalization {
-  float power1 = 0;
-  float power2 = 0;
-  float factor = 0;
-  float unused = 0;
-};
-
 // Blocks of one shape that are run together: where each starts, in elements of the caller's memory. In the iteration's own
 // memory they lie one behind the other.
-constexpr int kMostTogether = 128;
 struct BlockOffsets {
   int64_t at[kMostTogether] = {};
   int count = 1;
@@ -129,12 +115,6 @@ struct NormalizationParams {
 };
 cudaError_t LaunchNormalization(cudaStream_t stream, const NormalizationParams& params);
 
-// A dense fp32 matrix and its place in a padded one of the iteration's element type.
-struct PaddedShape {
-  int64_t rows = 0, cols = 0;  // dense, row-major
-  int64_t padded_rows = 0,
-          padded_cols = 0;  // row-major; padded_cols is the leading dimension, a multiple of 8
-};
 // to = from scaled, zeros in the padding.
 struct NormalizeParams {
   const float* from = nullptr;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/cuda/graph.h"
+#include "kernels/cuda/places.h"
 #include "kernels/cuda/status.h"
 
 namespace dmuon::cuda {
@@ -125,7 +126,8 @@ absl::Status Matmul::ChooseAlgorithm(const MeasuringGround* ground) {
   const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
     (void)cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value));
   };
-  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kMostWorkspace});
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+         uint64_t{ProductWorkspace(shape_.m * shape_.n * shape_.batch)});
   // The library takes 256 for granted; blocks of a matrix start at multiples of 64 elements.
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, shape_.alignment);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape_.alignment);

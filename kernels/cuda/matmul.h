@@ -51,15 +51,13 @@ struct MatmulOperands {
   void* d = nullptr;
 };
 
-// Memory to measure algorithms in: `bytes` each for A, B and D, and a workspace of kMostWorkspace.
+// Memory to measure algorithms in: enough for A, B, D and the product's ProductWorkspace.
 struct MeasuringGround {
   cudaStream_t stream = nullptr;
   cudaEvent_t start = nullptr, stop = nullptr;
   void *a = nullptr, *b = nullptr, *d = nullptr;
   void* workspace = nullptr;
 };
-
-constexpr size_t kMostWorkspace = 32 << 20;  // what cuBLAS itself recommends for Hopper and later
 
 // The library's handle of one device and the algorithms already chosen on it. Thread-safe.
 class LtContext {
@@ -92,10 +90,9 @@ class Matmul {
   Matmul& operator=(Matmul&& other) noexcept;
   ~Matmul();
 
-  // `workspace` of at least workspace_bytes(), 256-byte aligned, used by no other product on another stream meanwhile.
+  // `workspace` of ProductWorkspace(m n batch) bytes, 256-byte aligned, used by no other product on another stream meanwhile.
   cublasStatus_t Run(cudaStream_t stream, const MatmulOperands& operands, void* workspace) const;
 
-  size_t workspace_bytes() const { return choice_.workspaceSize; }
   const MatmulShape& shape() const { return shape_; }
   double flops() const {
     return 2.0 * static_cast<double>(shape_.m) * static_cast<double>(shape_.n) *

@@ -19,35 +19,31 @@ double Tolerance(Element element) {
   return 0;
 }
 
-int64_t ElementBytes(Element element) { return element == Element::kF32 ? 4 : 2; }
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MeasuringRoom>> MeasuringRoom::Create(int device, Element element,
-                                                                     size_t bytes) {
+                                                                     const RoomSizes& sizes) {
   auto room = std::unique_ptr<MeasuringRoom>(new MeasuringRoom());
   room->element_ = element;
-  room->bytes_ = bytes;
   ASSIGN_OR_RETURN(room->stream_, StreamState::Create(device));
-  // The result of a product may be fp32: twice the bytes of a 16-bit operand.
-  const size_t result_bytes = element == Element::kF32 ? bytes : 2 * bytes;
-  ASSIGN_OR_RETURN(room->a_, Buffer::Allocate(device, bytes));
-  ASSIGN_OR_RETURN(room->b_, Buffer::Allocate(device, bytes));
-  ASSIGN_OR_RETURN(room->d_, Buffer::Allocate(device, result_bytes));
-  ASSIGN_OR_RETURN(room->expected_, Buffer::Allocate(device, bytes));
-  ASSIGN_OR_RETURN(room->workspace_,
-                   Buffer::Allocate(device, kMostWorkspace * (1 + Lanes::kSides)));
-  ASSIGN_OR_RETURN(room->result_, Buffer::Allocate(device, 2 * sizeof(double)));
-  const int64_t count = static_cast<int64_t>(bytes) / ElementBytes(element);
+  ASSIGN_OR_RETURN(room->a_, Buffer::Allocate(device, sizes.operand));
+  ASSIGN_OR_RETURN(room->b_, Buffer::Allocate(device, sizes.operand));
+  ASSIGN_OR_RETURN(room->d_, Buffer::Allocate(device, sizes.result));
+  ASSIGN_OR_RETURN(room->expected_, Buffer::Allocate(device, sizes.operand));
+  ASSIGN_OR_RETURN(
+      room->workspace_,
+      Buffer::Allocate(device, sizes.lane_workspace * static_cast<size_t>(sizes.lanes)));
+  ASSIGN_OR_RETURN(room->result_, Buffer::Allocate(device, sizes.sums));
+  const int64_t count = static_cast<int64_t>(sizes.operand) / ElementBytes(element);
   RETURN_IF_ERROR(
       ToStatus(LaunchFill(room->stream_->get(), element, room->a_.get(), count, 1), "filling"));
   RETURN_IF_ERROR(
       ToStatus(LaunchFill(room->stream_->get(), element, room->b_.get(), count, 2), "filling"));
-  RETURN_IF_ERROR(room->MakeLanes());
+  RETURN_IF_ERROR(room->MakeLanes(sizes));
   return room;
 }
 
-absl::Status MeasuringRoom::MakeLanes() {
+absl::Status MeasuringRoom::MakeLanes(const RoomSizes& sizes) {
   ground_.stream = stream_->get();
   ground_.a = a_.get();
   ground_.b = b_.get();
@@ -57,10 +53,10 @@ absl::Status MeasuringRoom::MakeLanes() {
   RETURN_IF_ERROR(ToStatus(cudaEventCreate(&ground_.stop), "creating an event"));
   lanes_.main = stream_->get();
   lanes_.workspace = workspace_.as<char>();
-  lanes_.workspace_stride = kMostWorkspace;
+  lanes_.workspace_stride = sizes.lane_workspace;
   RETURN_IF_ERROR(ToStatus(cudaEventCreateWithFlags(&lanes_.fork, cudaEventDisableTiming),
                            "creating an event"));
-  for (int i = 0; i < Lanes::kSides; ++i) {
+  for (int i = 0; i + 1 < sizes.lanes; ++i) {
     RETURN_IF_ERROR(ToStatus(cudaEventCreateWithFlags(&lanes_.join[i], cudaEventDisableTiming),
                              "creating an event"));
     RETURN_IF_ERROR(ToStatus(cudaStreamCreateWithFlags(&lanes_.side[i], cudaStreamNonBlocking),

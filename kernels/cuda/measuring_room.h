@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/cuda/buffer.h"
 #include "kernels/cuda/matmul.h"
+#include "kernels/cuda/run_plan.h"
 #include "kernels/cuda/stream.h"
 #include "kernels/cuda/symmetric.h"
 
@@ -16,9 +17,9 @@ namespace dmuon::cuda {
 
 class MeasuringRoom {
  public:
-  // For operands of up to `bytes` each. RESOURCE_EXHAUSTED when the device has no memory to spare.
+  // RESOURCE_EXHAUSTED when the device has no memory to spare.
   static absl::StatusOr<std::unique_ptr<MeasuringRoom>> Create(int device, Element element,
-                                                               size_t bytes);
+                                                               const RoomSizes& sizes);
   ~MeasuringRoom();
   MeasuringRoom(const MeasuringRoom&) = delete;
   MeasuringRoom& operator=(const MeasuringRoom&) = delete;
@@ -33,7 +34,7 @@ class MeasuringRoom {
 
  private:
   MeasuringRoom() = default;
-  absl::Status MakeLanes();
+  absl::Status MakeLanes(const RoomSizes& sizes);
   absl::StatusOr<CutMeasurement> MeasureCut(LtContext& context, const SymmetricShape& shape,
                                             CutChoice choice, MatmulOperands operands,
                                             const void* expected);
@@ -41,7 +42,6 @@ class MeasuringRoom {
                                MatmulOperands& operands);
 
   Element element_ = Element::kF16;
-  size_t bytes_ = 0;
   std::unique_ptr<StreamState> stream_;
   Buffer a_, b_, d_, expected_, workspace_, result_;
   MeasuringGround ground_;

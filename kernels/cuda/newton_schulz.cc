@@ -9,14 +9,9 @@
 #include "base/status_macros.h"
 #include "kernels/cuda/graph.h"
 #include "kernels/cuda/measuring_room.h"
-#include "kernels/cuda/places.h"
-#include "kernels/cuda/program.h"
 #include "kernels/cuda/recording_streams.h"
 #include "kernels/cuda/status.h"
 #include "kernels/cuda/stream.h"
-#include "kernels/newton_schulz/coefficients.h"
-#include "kernels/newton_schulz/form.h"
-#include "kernels/newton_schulz/restarts.h"
 
 namespace dmuon::cuda {
 namespace {
@@ -24,15 +19,6 @@ namespace {
 using kernels::NewtonSchulzOptions;
 using kernels::NsForm;
 using Kind = Operation::Kind;
-
-Element ToElement(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kF32: return Element::kF32;
-    case Dtype::kBF16: return Element::kBF16;
-    case Dtype::kF16: return Element::kF16;
-  }
-  return Element::kF32;
-}
 
 // The products of a plan. Every order x order product has the same shape.
 struct Products {
@@ -42,42 +28,35 @@ struct Products {
       apply_final;  // as fp32: of one block into the output, where its rows are aligned
 };
 
-constexpr int64_t kOutputAlignment =
-    16;  // bytes, of address and rows, for products to write the output themselves
-
 class Plan final : public CudaNewtonSchulz {
  public:
-  Plan(int device, NsForm form, Element element, Program program, Products products, Places places,
-       NewtonSchulzMeasurements measurements)
+  Plan(int device, RunPlan run, Products products, NewtonSchulzMeasurements measurements)
       : device_(device),
-        form_(form),
-        element_(element),
-        program_(std::move(program)),
+        run_(std::move(run)),
         products_(std::move(products)),
-        places_(places),
         measurements_(std::move(measurements)) {}
 
-  size_t workspace_bytes() const override { return places_.bytes; }
-  NsForm form() const override { return form_; }
+  size_t workspace_bytes() const override { return run_.places.bytes; }
+  NsForm form() const override { return run_.form; }
   const NewtonSchulzMeasurements& measurements() const override { return measurements_; }
 
   std::string kernel() const override {
     return absl::StrCat(
-        form_ == NsForm::kGram ? "gram " : "direct ",
-        element_ == Element::kF32    ? "fp32"
-        : element_ == Element::kBF16 ? "bf16"
-                                     : "fp16",
+        run_.form == NsForm::kGram ? "gram " : "direct ",
+        run_.element == Element::kF32    ? "fp32"
+        : run_.element == Element::kBF16 ? "bf16"
+                                         : "fp16",
         " (cublaslt, ", products_.gram.choice().name(), "/", products_.square.choice().name(), ")",
-        places_.together > 1 ? absl::StrCat(", ", places_.together, " at once") : "");
+        run_.places.together > 1 ? absl::StrCat(", ", run_.places.together, " at once") : "");
   }
 
   absl::Status Prepare(void* workspace) override {
     RETURN_IF_ERROR(ToStatus(cudaSetDevice(device_), "selecting the device"));
     if (GraphFor(workspace) != nullptr) return absl::OkStatus();
-    ASSIGN_OR_RETURN(const auto streams, RecordingStreams::Create(program_.operations.size()));
+    ASSIGN_OR_RETURN(const auto streams, RecordingStreams::Create(run_.program.operations.size()));
     char* base = static_cast<char*>(workspace);
-    const Lanes main = streams->Group(0, base + places_.products, places_.product_stride);
-    const Lanes aside = streams->Group(1, base + places_.products, places_.product_stride);
+    const Lanes main = streams->Group(0, run_.places, base);
+    const Lanes aside = streams->Group(1, run_.places, base);
     // Once outside the recording, on whatever is in the workspace: the first use of a kernel loads it.
     Lanes alone = main;
     alone.side = {};
@@ -97,7 +76,7 @@ class Plan final : public CudaNewtonSchulz {
 
   void RunBatch(kernels::Stream stream, const kernels::NewtonSchulzBatch& batch) const override {
     auto& state = *static_cast<StreamState*>(stream.handle);
-    const auto together = static_cast<size_t>(places_.together);
+    const auto together = static_cast<size_t>(run_.places.together);
     for (size_t first = 0; first < batch.offsets.size(); first += together) {
       kernels::NewtonSchulzBatch group = batch;
       group.offsets = batch.offsets.subspan(first, together);
@@ -131,7 +110,7 @@ class Plan final : public CudaNewtonSchulz {
     RETURN_IF_ERROR(Load(state, batch, blocks));
     Lanes lanes;
     lanes.main = stream;
-    lanes.workspace = base + places_.products;
+    lanes.workspace = base + run_.places.products;
     if (const Graph* graph = GraphFor(base); graph != nullptr) {
       RETURN_IF_ERROR(ToStatus(graph->Launch(stream), "launching the iteration"));
     } else {
@@ -146,8 +125,8 @@ class Plan final : public CudaNewtonSchulz {
     NormalizationParams norm;
     norm.in = batch.in;
     norm.blocks = blocks;
-    norm.count = places_.shape.rows * places_.shape.cols;
-    norm.exponent = program_.x_exponent;
+    norm.count = run_.places.shape.rows * run_.places.shape.cols;
+    norm.exponent = run_.program.x_exponent;
     norm.results = reinterpret_cast<Normalization*>(base);
     norm.square_norms = batch.square_norms;
     norm.scratch = state.scratch();
@@ -156,16 +135,16 @@ class Plan final : public CudaNewtonSchulz {
     normalize.from = batch.in;
     normalize.blocks = blocks;
     normalize.by = norm.results;
-    normalize.shape = places_.shape;
-    normalize.to = base + places_.x[0];
-    return ToStatus(LaunchNormalize(state.get(), element_, normalize), "normalising");
+    normalize.shape = run_.places.shape;
+    normalize.to = base + run_.places.x[0];
+    return ToStatus(LaunchNormalize(state.get(), run_.element, normalize), "normalising");
   }
 
   // All operations but the last.
   absl::Status Iterate(char* base, const Lanes& main, const Lanes& aside,
                        const RecordingStreams* recording) const {
-    for (size_t i = 0; i + 1 < program_.operations.size(); ++i) {
-      const Operation& op = program_.operations[i];
+    for (size_t i = 0; i + 1 < run_.program.operations.size(); ++i) {
+      const Operation& op = run_.program.operations[i];
       const Lanes& lanes = op.aside && recording != nullptr ? aside : main;
       if (recording != nullptr) {
         for (int before : op.wait_for) {
@@ -181,7 +160,7 @@ class Plan final : public CudaNewtonSchulz {
       }
     }
     if (recording == nullptr) return absl::OkStatus();
-    for (int before : program_.operations.back().wait_for) {
+    for (int before : run_.program.operations.back().wait_for) {
       RETURN_IF_ERROR(
           ToStatus(cudaStreamWaitEvent(main.main, recording->done(static_cast<size_t>(before)), 0),
                    "ordering products"));
@@ -195,7 +174,7 @@ class Plan final : public CudaNewtonSchulz {
     m.beta = static_cast<float>(op.beta);
     switch (op.kind) {
       case Kind::kGram:
-        m.a = m.b = base + places_.x[op.x];
+        m.a = m.b = base + run_.places.x[op.x];
         m.d = At(base, op.out);
         return products_.gram.Run(lanes, m);
       case Kind::kMultiply:
@@ -206,7 +185,7 @@ class Plan final : public CudaNewtonSchulz {
         if (op.shifted < 0) return products_.square.Run(lanes, m);
         return products_.square.RunShifted(lanes, m, static_cast<float>(op.scale),
                                            static_cast<float>(op.diagonal), At(base, op.shifted));
-      case Kind::kApply: return Apply(op, lanes, base, base + places_.x[1 - op.x]);
+      case Kind::kApply: return Apply(op, lanes, base, base + run_.places.x[1 - op.x]);
     }
     return absl::InternalError("no such operation");
   }
@@ -216,7 +195,7 @@ class Plan final : public CudaNewtonSchulz {
     m.alpha = static_cast<float>(op.alpha);
     m.beta = static_cast<float>(op.beta);
     SetFactors(op, base, m);
-    if (op.beta != 0) m.c = base + places_.x[op.x];
+    if (op.beta != 0) m.c = base + run_.places.x[op.x];
     m.d = to;
     return ToStatus(products_.apply.Run(lanes.main, m, lanes.workspace), "a matrix product");
   }
@@ -225,57 +204,47 @@ class Plan final : public CudaNewtonSchulz {
   // several lie wherever the caller has them, so their sums are kept as fp32 and spread.
   absl::Status Finish(const Lanes& lanes, char* base, float* out,
                       const BlockOffsets& blocks) const {
-    const Operation& op = program_.operations.back();
-    const float unscale = std::ldexp(1.0f, -program_.x_exponent);
+    const Operation& op = run_.program.operations.back();
+    const float unscale = std::ldexp(1.0f, -run_.program.x_exponent);
     UnpadParams unpad;
-    unpad.from = base + places_.x[1 - op.x];
-    unpad.shape = places_.shape;
+    unpad.from = base + run_.places.x[1 - op.x];
+    unpad.shape = run_.places.shape;
     unpad.to = out;
     unpad.blocks = blocks;
-    const bool together = places_.together > 1;
+    const bool together = run_.places.together > 1;
     float* to = out + blocks.at[0];
     if (products_.apply_final.has_value() &&
         (together || reinterpret_cast<uintptr_t>(to) % kOutputAlignment == 0)) {
       MatmulOperands m;
       m.alpha = static_cast<float>(op.alpha) * unscale;
       SetFactors(op, base, m);
-      m.d = together ? base + places_.x[1 - op.x] : reinterpret_cast<char*>(to);
+      m.d = together ? base + run_.places.x[1 - op.x] : reinterpret_cast<char*>(to);
       RETURN_IF_ERROR(
           ToStatus(products_.apply_final->Run(lanes.main, m, lanes.workspace), "a matrix product"));
       if (!together) return absl::OkStatus();
       return ToStatus(LaunchUnpad(lanes.main, Element::kF32, unpad), "writing the output");
     }
-    RETURN_IF_ERROR(Apply(op, lanes, base, base + places_.x[1 - op.x]));
+    RETURN_IF_ERROR(Apply(op, lanes, base, base + run_.places.x[1 - op.x]));
     unpad.scale = unscale;
-    return ToStatus(LaunchUnpad(lanes.main, element_, unpad), "writing the output");
+    return ToStatus(LaunchUnpad(lanes.main, run_.element, unpad), "writing the output");
   }
 
   void SetFactors(const Operation& op, char* base, MatmulOperands& m) const {
-    m.a = base + places_.x[op.x];
+    m.a = base + run_.places.x[op.x];
     m.b = At(base, op.left);
-    if (!places_.wide) std::swap(m.a, m.b);
+    if (!run_.places.wide) std::swap(m.a, m.b);
   }
 
   void* At(char* base, int buffer) const {
-    return base + places_.buffers + static_cast<size_t>(buffer) * places_.buffer_bytes;
+    return base + run_.places.buffers + static_cast<size_t>(buffer) * run_.places.buffer_bytes;
   }
 
   const int device_;
-  const NsForm form_;
-  const Element element_;
-  const Program program_;
+  const RunPlan run_;
   const Products products_;
-  const Places places_;
   const NewtonSchulzMeasurements measurements_;
   std::list<Prepared> prepared_;
 };
-
-// In fp16 one restart holds every spectrum, but leaves 2.6e-3 on Gaussian matrices of 512 x 1024 (1.3e-3 at 1024 x 2048,
-// docs/numerics.md asks for 2e-3). The two of bf16 leave 1.3e-3 there, and cost little where launches cost more.
-Dtype RestartDtype(Dtype dtype, int64_t order) {
-  constexpr int64_t kSmall = 1024;
-  return dtype == Dtype::kF16 && order < kSmall ? Dtype::kBF16 : dtype;
-}
 
 SymmetricShape GramShape(const Places& p, Element element) {
   return {.order = p.order,
@@ -328,14 +297,15 @@ MatmulShape FinalShape(const Places& p, Element element) {
   return s;
 }
 
-absl::StatusOr<Products> MakeProducts(LtContext& context, CutRecord& record, const Places& p,
-                                      Element element, const NewtonSchulzTuning& tuning,
+absl::StatusOr<Products> MakeProducts(LtContext& context, CutRecord& record, const RunPlan& run,
+                                      const NewtonSchulzTuning& tuning,
                                       NewtonSchulzMeasurements& measurements) {
+  const Places& p = run.places;
+  const Element element = run.element;
   std::unique_ptr<MeasuringRoom> room;
   if (tuning.measure) {
-    const size_t most = std::max(p.x_bytes[0], p.buffer_bytes);
     absl::StatusOr<std::unique_ptr<MeasuringRoom>> made =
-        MeasuringRoom::Create(context.device(), element, most);
+        MeasuringRoom::Create(context.device(), element, RoomSizes(run));
     // Without room to measure in, the library's own choices have to do.
     if (!made.ok() && !absl::IsResourceExhausted(made.status())) return made.status();
     if (made.ok()) room = *std::move(made);
@@ -357,8 +327,7 @@ absl::StatusOr<Products> MakeProducts(LtContext& context, CutRecord& record, con
                    make(SquareShape(p, element), tuning.square_cut, measurements.square));
   ASSIGN_OR_RETURN(Matmul apply, Matmul::Create(context, ApplyShape(p, element), ground));
   std::optional<Matmul> apply_final;
-  if (p.together > 1 ||
-      p.shape.cols * static_cast<int64_t>(sizeof(float)) % kOutputAlignment == 0) {
+  if (run.final_as_fp32) {
     ASSIGN_OR_RETURN(apply_final, Matmul::Create(context, FinalShape(p, element), ground));
   }
   return Products{std::move(gram), std::move(square), std::move(apply), std::move(apply_final)};
@@ -370,45 +339,14 @@ absl::StatusOr<std::unique_ptr<CudaNewtonSchulz>> PlanOnCuda(LtContext& context,
                                                              const NewtonSchulzOptions& options,
                                                              const NewtonSchulzTuning& tuning,
                                                              const BlockShape& shape) {
-  constexpr int64_t kMostElements = int64_t{1}
-                                    << 33;  // the kernels count fours of elements in 32 bits
-  const auto [rows, cols, blocks] = shape;
-  if (rows > kMostElements / cols) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("newton-schulz: a matrix of ", rows, " x ", cols, " is too large"));
-  }
+  ASSIGN_OR_RETURN(RunPlan run, PlanRun(options, shape));
   RETURN_IF_ERROR(ToStatus(cudaSetDevice(context.device()), "selecting the device"));
-  const Dtype dtype =
-      options.deterministic ? Dtype::kF32 : options.iteration_dtype.value_or(Dtype::kF16);
-  const Element element = ToElement(dtype);
-  const NsForm form = kernels::ChooseForm(options, rows, cols);
-  const std::vector<kernels::Coefficients> schedule = kernels::Schedule(options);
-  std::vector<int> restarts;
-  if (form == NsForm::kGram) {
-    restarts = kernels::Restarts(options, RestartDtype(dtype, std::min(rows, cols)));
-    RETURN_IF_ERROR(kernels::CheckRestarts(schedule, restarts, dtype));
-  }
-  Program program = RecordProgram(form, schedule, restarts, rows, cols);
-  const Operation& last = program.operations.back();
-  Places places = PlaceBlocks(rows, cols, blocks, element);
   NewtonSchulzTuning how = tuning;
   how.measure = tuning.measure && options.measure && !options.deterministic;
   NewtonSchulzMeasurements measurements;
-  ASSIGN_OR_RETURN(Products products,
-                   MakeProducts(context, record, places, element, how, measurements));
-  // C and D have one type: a last product that adds X cannot be fp32.
-  if (last.beta != 0) products.apply_final.reset();
-  Needs needs;
-  needs.buffers = program.buffers;
-  needs.wide_x = places.together > 1 && products.apply_final.has_value() ? 1 - last.x : -1;
-  needs.product_bytes =
-      std::max({products.gram.workspace_bytes(), products.square.workspace_bytes(),
-                products.apply.workspace_bytes(),
-                products.apply_final.has_value() ? products.apply_final->workspace_bytes() : 0});
-  needs.lanes = RecordingStreams::kLanes;
-  Arrange(places, needs);
-  return std::make_unique<Plan>(context.device(), form, element, std::move(program),
-                                std::move(products), places, std::move(measurements));
+  ASSIGN_OR_RETURN(Products products, MakeProducts(context, record, run, how, measurements));
+  return std::make_unique<Plan>(context.device(), std::move(run), std::move(products),
+                                std::move(measurements));
 }
 
 }  // namespace dmuon::cuda

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/cuda/matmul.h"
+#include "kernels/cuda/run_plan.h"
 #include "kernels/cuda/symmetric.h"
 #include "kernels/newton_schulz/newton_schulz.h"
 
@@ -30,14 +31,8 @@ class CudaNewtonSchulz : public kernels::NewtonSchulz {
   virtual const NewtonSchulzMeasurements& measurements() const = 0;
 };
 
-// What a plan is for: matrices of this shape, so many at a time.
-struct BlockShape {
-  int64_t rows = 0, cols = 0;
-  int64_t blocks = 1;
-};
-
-// `context` must outlive the plan; `record` holds what other plans measured. fp16 unless the options say otherwise;
-// deterministic plans iterate in fp32 and measure nothing, so that nothing but shape, device and library decides what runs.
+// `context` must outlive the plan; `record` holds what other plans measured. Takes what MemoryOfNewtonSchulz (run_plan.h)
+// says. Deterministic plans measure nothing, so that nothing but shape, device and library decides what runs.
 absl::StatusOr<std::unique_ptr<CudaNewtonSchulz>> PlanOnCuda(
     LtContext& context, CutRecord& record, const kernels::NewtonSchulzOptions& options,
     const NewtonSchulzTuning& tuning, const BlockShape& shape);

@@ -13,14 +13,15 @@ constexpr size_t kAlign = 256;
 // Of a product that leaves no part of a large device idle for long: four rounds over its multiprocessors, in tiles of 128 x 128.
 constexpr int64_t kTile = 128;
 constexpr int64_t kEnoughTiles = 512;
+// Partial sums of a product; and what cuBLAS itself recommends for Hopper and later.
+constexpr int64_t kMostPartials = 16;
+constexpr int64_t kMostWorkspace = int64_t{32} << 20;
 // What blocks that run at once may take, in bytes of X and of the order x order matrices.
 constexpr int64_t kMostBytes = int64_t{256} << 20;
 
 int64_t Padded(int64_t value, int64_t to) {
   return static_cast<int64_t>(AlignUp(static_cast<uint64_t>(value), static_cast<uint64_t>(to)));
 }
-
-int64_t ElementBytes(Element element) { return element == Element::kF32 ? 4 : 2; }
 
 // How many of `blocks` run at once: all groups but the last are full, and the last nearly.
 int64_t Together(const Places& one, int64_t blocks, Element element) {
@@ -63,8 +64,16 @@ void Arrange(Places& p, const Needs& needs) {
   p.x[1] = p.x[0] + p.x_bytes[0];
   p.buffers = p.x[1] + p.x_bytes[1];
   p.products = p.buffers + static_cast<size_t>(needs.buffers) * p.buffer_bytes;
-  p.product_stride = AlignUp(needs.product_bytes, kAlign);
-  p.bytes = p.products + static_cast<size_t>(needs.lanes) * p.product_stride;
+  p.groups = needs.groups;
+  p.sides = needs.sides;
+  // No result is larger than X.
+  p.product_stride = AlignUp(ProductWorkspace(p.together * p.x_elements()), kAlign);
+  p.bytes = p.products + static_cast<size_t>(p.groups * (1 + p.sides)) * p.product_stride;
+}
+
+size_t ProductWorkspace(int64_t results) {
+  constexpr auto kPartial = static_cast<int64_t>(sizeof(float));
+  return static_cast<size_t>(std::min(kMostWorkspace, kMostPartials * kPartial * results));
 }
 
 }  // namespace dmuon::cuda

@@ -1,5 +1,7 @@
 #include "kernels/cuda/recording_streams.h"
 
+#include <algorithm>
+
 #include "base/status_macros.h"
 #include "kernels/cuda/status.h"
 
@@ -28,17 +30,19 @@ RecordingStreams::~RecordingStreams() {
   }
 }
 
-Lanes RecordingStreams::Group(int group, char* workspace, size_t stride) const {
-  const size_t first = static_cast<size_t>(group) * (1 + Lanes::kSides);
+Lanes RecordingStreams::Group(int group, const Places& places, char* base) const {
+  group = std::min(group, places.groups - 1);
+  const auto first = static_cast<size_t>(group * (1 + Lanes::kSides));
   Lanes lanes;
   lanes.main = streams_[first];
   lanes.fork = events_[first];
-  for (size_t i = 0; i < Lanes::kSides; ++i) {
+  for (size_t i = 0; i < static_cast<size_t>(places.sides); ++i) {
     lanes.side[i] = streams_[first + 1 + i];
     lanes.join[i] = events_[first + 1 + i];
   }
-  lanes.workspace = workspace + first * stride;
-  lanes.workspace_stride = stride;
+  const auto before = static_cast<size_t>(group * (1 + places.sides));
+  lanes.workspace = base + places.products + before * places.product_stride;
+  lanes.workspace_stride = places.product_stride;
   return lanes;
 }
 

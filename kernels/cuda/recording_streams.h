@@ -15,7 +15,7 @@ namespace dmuon::cuda {
 
 class RecordingStreams {
  public:
-  static constexpr int kLanes = 2 * (1 + Lanes::kSides);
+  static constexpr int kLanes = kLaneGroups * (1 + Lanes::kSides);
 
   static absl::StatusOr<std::unique_ptr<RecordingStreams>> Create(size_t operations);
   RecordingStreams() = default;
@@ -23,8 +23,8 @@ class RecordingStreams {
   RecordingStreams(const RecordingStreams&) = delete;
   RecordingStreams& operator=(const RecordingStreams&) = delete;
 
-  // Group 0 or 1, each with its part of the workspace: kLanes times `stride` in all.
-  Lanes Group(int group, char* workspace, size_t stride) const;
+  // One of the groups of a plan, with its part of the workspace at `base`; the last one where there are fewer.
+  Lanes Group(int group, const Places& places, char* base) const;
   // Recorded when this operation is done.
   cudaEvent_t done(size_t operation) const { return events_[kLanes + operation]; }
 

@@ -5,13 +5,12 @@
 #include "base/checked_math.h"
 #include "base/log.h"
 #include "base/status_macros.h"
+#include "kernels/cuda/run_plan.h"
 #include "kernels/cuda/status.h"
 
 namespace dmuon::cuda {
 namespace {
 
-// What is measured of a block in a step is 24 bytes, copied for each parameter: room for 40000 blocks of a slot.
-constexpr size_t kStagingBytes = 1 << 20;
 constexpr size_t kLargestStagedCopy = 64 << 10;
 constexpr size_t kMostDeliveries = 4096;
 
@@ -27,11 +26,9 @@ absl::StatusOr<std::unique_ptr<StreamState>> StreamState::Create(int device) {
   RETURN_IF_ERROR(
       ToStatus(cudaStreamCreateWithPriority(&state->stream_, cudaStreamNonBlocking, greatest),
                "creating a stream"));
-  const size_t partials = 2 * kMaxBlocks * sizeof(double);
-  ASSIGN_OR_RETURN(state->partials_,
-                   Buffer::Allocate(device, partials + kMaxBlocks * sizeof(unsigned)));
+  ASSIGN_OR_RETURN(state->partials_, Buffer::Allocate(device, kScratchBytes));
   state->scratch_.partials = state->partials_.as<double>();
-  state->scratch_.ticket = state->partials_.as<unsigned>(partials);
+  state->scratch_.ticket = state->partials_.as<unsigned>(kPartials * sizeof(double));
   void* staging = nullptr;
   RETURN_IF_ERROR(ToStatus(cudaHostAlloc(&staging, kStagingBytes, cudaHostAllocDefault),
                            "allocating page-locked memory"));

@@ -11,16 +11,13 @@ namespace dmuon::cuda {
 namespace {
 
 constexpr int64_t kGrain = 64;  // blocks start at multiples of it: 128 bytes of a 16-bit type
-constexpr int64_t kSmallestBlock = 256;  // below it a product is all latency
-
-size_t Bytes(Element element) { return element == Element::kF32 ? 4 : 2; }
 
 const void* At(const void* base, int64_t offset, Element element) {
-  return static_cast<const char*>(base) + offset * static_cast<int64_t>(Bytes(element));
+  return static_cast<const char*>(base) + offset * ElementBytes(element);
 }
 
 void* At(void* base, int64_t offset, Element element) {
-  return static_cast<char*>(base) + offset * static_cast<int64_t>(Bytes(element));
+  return static_cast<char*>(base) + offset * ElementBytes(element);
 }
 
 }  // namespace
@@ -40,11 +37,11 @@ std::vector<CutChoice> SymmetricProduct::Candidates(const SymmetricShape& shape)
   const int64_t order = shape.order;
   std::vector<CutChoice> choices = {{Cut::kWhole, 0}, {Cut::kMirror, 0}};
   for (int panels : {2, 3, 4, 6, 8}) {
-    if (order / panels >= kSmallestBlock) choices.push_back({Cut::kPanels, panels});
+    if (order / panels >= kSmallestPart) choices.push_back({Cut::kPanels, panels});
   }
   // Levels are batches themselves.
   for (int levels : {1, 2, 3}) {
-    if (shape.batch == 1 && order % (kGrain << levels) == 0 && (order >> levels) >= kSmallestBlock)
+    if (shape.batch == 1 && order % (kGrain << levels) == 0 && (order >> levels) >= kSmallestPart)
       choices.push_back({Cut::kLevels, levels});
   }
   return choices;
@@ -135,12 +132,6 @@ void SymmetricProduct::AssignLanes() {
     part.lane = static_cast<int>(std::min_element(load.begin(), load.end()) - load.begin());
     load[static_cast<size_t>(part.lane)] += part.matmul.flops();
   }
-}
-
-size_t SymmetricProduct::workspace_bytes() const {
-  size_t most = 0;
-  for (const Part& part : parts_) most = std::max(most, part.matmul.workspace_bytes());
-  return most;
 }
 
 absl::Status SymmetricProduct::RunParts(const Lanes& lanes, const MatmulOperands& operands) const {

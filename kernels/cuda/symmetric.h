@@ -13,13 +13,14 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "kernels/cuda/matmul.h"
+#include "kernels/cuda/places.h"
 
 namespace dmuon::cuda {
 
 // A stream, others beside it that run the parts of one product at the same time, and a workspace for each. All parts
 // start after what is on `main`, and what follows on `main` starts after all parts.
 struct Lanes {
-  static constexpr int kSides = 3;
+  static constexpr int kSides = kSideLanes;
 
   cudaStream_t main = nullptr;
   std::array<cudaStream_t, kSides> side = {};  // null: everything runs on main
@@ -98,7 +99,6 @@ class SymmetricProduct {
   absl::Status RunShifted(const Lanes& lanes, const MatmulOperands& operands, float scale,
                           float diagonal, void* shifted) const;
 
-  size_t workspace_bytes() const;  // for each lane
   CutChoice choice() const { return choice_; }
   const SymmetricShape& shape() const { return shape_; }
 

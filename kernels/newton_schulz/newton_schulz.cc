@@ -49,6 +49,17 @@ absl::Status Validate(const NewtonSchulzOptions& options) {
   return absl::OkStatus();
 }
 
+namespace {
+
+absl::Status Check(const NewtonSchulzOptions& options, int64_t rows, int64_t cols) {
+  RETURN_IF_ERROR(Validate(options));
+  if (rows >= 1 && cols >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("Newton-Schulz shape: expected at least 1 x 1, given ", rows, " x ", cols));
+}
+
+}  // namespace
+
 void NewtonSchulz::RunBatch(Stream stream, const NewtonSchulzBatch& batch) const {
   for (const int64_t offset : batch.offsets)
     Run(stream, batch.in + offset, batch.out + offset, batch.workspace);
@@ -58,12 +69,15 @@ absl::StatusOr<std::unique_ptr<NewtonSchulz>> PlanNewtonSchulz(Backend& backend,
                                                                const NewtonSchulzOptions& options,
                                                                int64_t rows, int64_t cols,
                                                                int64_t blocks) {
-  RETURN_IF_ERROR(Validate(options));
-  if (rows < 1 || cols < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Newton-Schulz shape: expected at least 1 x 1, given ", rows, " x ", cols));
-  }
+  RETURN_IF_ERROR(Check(options, rows, cols));
   return backend.MakeNewtonSchulz(options, rows, cols, blocks);
+}
+
+absl::StatusOr<NewtonSchulzMemory> PlanMemory(const Backend& backend,
+                                              const NewtonSchulzOptions& options, int64_t rows,
+                                              int64_t cols, int64_t blocks) {
+  RETURN_IF_ERROR(Check(options, rows, cols));
+  return backend.MemoryOfNewtonSchulz(options, rows, cols, blocks);
 }
 
 }  // namespace dmuon::kernels

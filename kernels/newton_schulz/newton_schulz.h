@@ -77,6 +77,10 @@ absl::StatusOr<std::unique_ptr<NewtonSchulz>> PlanNewtonSchulz(Backend& backend,
                                                                const NewtonSchulzOptions& options,
                                                                int64_t rows, int64_t cols,
                                                                int64_t blocks = 1);
+// What PlanNewtonSchulz with the same arguments will take. A function of them and the backend's settings alone.
+absl::StatusOr<NewtonSchulzMemory> PlanMemory(const Backend& backend,
+                                              const NewtonSchulzOptions& options, int64_t rows,
+                                              int64_t cols, int64_t blocks = 1);
 
 }  // namespace dmuon::kernels
 

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
@@ -215,36 +216,8 @@ std::vector<int> Search(absl::Span<const Coefficients> schedule, Dtype dtype) {
   return best;
 }
 
-}  // namespace
-
-double TrialTopSingularValue(absl::Span<const Coefficients> schedule,
-                             absl::Span<const int> restarts, Dtype dtype) {
-  static const auto* const hard = new std::vector<Matrix>(HardMatrices());
-  double top = 0;
-  for (const Matrix& matrix : *hard) {
-    TrialOps ops(matrix, dtype);
-    IterateGram(schedule, restarts, ops);
-    top = std::max(top, TopSingularValue(ops.x()));
-  }
-  return top;
-}
-
-std::vector<int> DeriveRestarts(absl::Span<const Coefficients> schedule, Dtype dtype) {
-  using Key = std::pair<std::vector<Coefficients>, Dtype>;
-  static absl::Mutex mutex(absl::kConstInit);
-  static auto* const known = new std::map<Key, std::vector<int>>();
-  Key key(std::vector<Coefficients>(schedule.begin(), schedule.end()), dtype);
-  absl::MutexLock lock(&mutex);
-  const auto found = known->find(key);
-  if (found != known->end()) return found->second;
-  std::vector<int> restarts = Search(schedule, dtype);
-  constexpr size_t kMaxKnown = 256;  // options come from clients
-  if (known->size() < kMaxKnown) known->emplace(std::move(key), restarts);
-  return restarts;
-}
-
-absl::Status CheckRestarts(absl::Span<const Coefficients> schedule, absl::Span<const int> restarts,
-                           Dtype dtype) {
+absl::Status Try(absl::Span<const Coefficients> schedule, absl::Span<const int> restarts,
+                 Dtype dtype) {
   const int steps = static_cast<int>(schedule.size());
   int previous = 0;
   for (int position : restarts) {
@@ -264,6 +237,55 @@ absl::Status CheckRestarts(absl::Span<const Coefficients> schedule, absl::Span<c
         ", expected about ", maximum));
   }
   return absl::OkStatus();
+}
+
+// Answers of functions that take long. Thread-safe.
+template <typename Key, typename Value>
+class Remembered {
+ public:
+  template <typename F>
+  Value Get(Key key, F compute) {
+    absl::MutexLock lock(&mutex_);
+    const auto found = known_.find(key);
+    if (found != known_.end()) return found->second;
+    Value value = compute();
+    constexpr size_t kMaxKnown = 256;  // options come from clients
+    if (known_.size() < kMaxKnown) known_.emplace(std::move(key), value);
+    return value;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::map<Key, Value> known_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+double TrialTopSingularValue(absl::Span<const Coefficients> schedule,
+                             absl::Span<const int> restarts, Dtype dtype) {
+  static const auto* const hard = new std::vector<Matrix>(HardMatrices());
+  double top = 0;
+  for (const Matrix& matrix : *hard) {
+    TrialOps ops(matrix, dtype);
+    IterateGram(schedule, restarts, ops);
+    top = std::max(top, TopSingularValue(ops.x()));
+  }
+  return top;
+}
+
+std::vector<int> DeriveRestarts(absl::Span<const Coefficients> schedule, Dtype dtype) {
+  using Key = std::pair<std::vector<Coefficients>, Dtype>;
+  static auto* const known = new Remembered<Key, std::vector<int>>();
+  return known->Get({{schedule.begin(), schedule.end()}, dtype},
+                    [&] { return Search(schedule, dtype); });
+}
+
+absl::Status CheckRestarts(absl::Span<const Coefficients> schedule, absl::Span<const int> restarts,
+                           Dtype dtype) {
+  using Key = std::tuple<std::vector<Coefficients>, std::vector<int>, Dtype>;
+  static auto* const known = new Remembered<Key, absl::Status>();
+  return known->Get({{schedule.begin(), schedule.end()}, {restarts.begin(), restarts.end()}, dtype},
+                    [&] { return Try(schedule, restarts, dtype); });
 }
 
 std::vector<int> Restarts(const NewtonSchulzOptions& options, Dtype dtype) {

@@ -20,7 +20,7 @@ double TrialTopSingularValue(absl::Span<const Coefficients> schedule,
 // does. Remembered, since plans of one session ask the same question.
 std::vector<int> DeriveRestarts(absl::Span<const Coefficients> schedule, Dtype dtype);
 
-// INVALID_ARGUMENT: positions out of range or not ascending, or a trial that explodes.
+// INVALID_ARGUMENT: positions out of range or not ascending, or a trial that explodes. Remembered, too.
 absl::Status CheckRestarts(absl::Span<const Coefficients> schedule, absl::Span<const int> restarts,
                            Dtype dtype);
 

@@ -24,6 +24,11 @@ absl::StatusOr<std::unique_ptr<Backend>> LoadShareable() {
 
 Backend::~Backend() = default;
 
+absl::StatusOr<NewtonSchulzMemory> Backend::MemoryOfNewtonSchulz(const NewtonSchulzOptions&,
+                                                                 int64_t, int64_t, int64_t) const {
+  return absl::UnimplementedError(absl::StrCat("Newton-Schulz on backend '", name(), "'"));
+}
+
 absl::StatusOr<std::unique_ptr<NewtonSchulz>> Backend::MakeNewtonSchulz(const NewtonSchulzOptions&,
                                                                         int64_t, int64_t, int64_t) {
   return absl::UnimplementedError(absl::StrCat("Newton-Schulz on backend '", name(), "'"));

@@ -89,6 +89,17 @@ struct AdamwArgs {
 class NewtonSchulz;
 struct NewtonSchulzOptions;
 
+// What a stream holds by itself. The rest that it is made of (events, the driver's own) no plan counts.
+struct StreamMemory {
+  size_t device_bytes = 0;
+  size_t page_locked_bytes = 0;  // of the host
+};
+
+struct NewtonSchulzMemory {
+  size_t workspace_bytes = 0;  // the plan's batch_workspace_bytes
+  size_t planning_bytes = 0;   // of the device, while the plan is made
+};
+
 // What two processes that share a device's memory must agree on; 1000 * major + 10 * minor.
 struct DeviceVersions {
   int driver = 0;
@@ -177,8 +188,12 @@ class Backend {
   // Bytes that Allocate could still give; nullopt: ask the machine.
   virtual std::optional<uint64_t> available_bytes() const { return std::nullopt; }
 
-  // The iteration on this device; callers use PlanNewtonSchulz (kernels/newton_schulz/newton_schulz.h), which validates
-  // first. A backend without one answers UNIMPLEMENTED.
+  // What CreateStream takes.
+  virtual StreamMemory MemoryOfStream() const { return {}; }
+  // The iteration on this device, and before anything is allocated what it will take; callers use PlanNewtonSchulz and
+  // PlanMemory (kernels/newton_schulz/newton_schulz.h), which validate first. A backend without one answers UNIMPLEMENTED.
+  virtual absl::StatusOr<NewtonSchulzMemory> MemoryOfNewtonSchulz(
+      const NewtonSchulzOptions& options, int64_t rows, int64_t cols, int64_t blocks) const;
   virtual absl::StatusOr<std::unique_ptr<NewtonSchulz>> MakeNewtonSchulz(
       const NewtonSchulzOptions& options, int64_t rows, int64_t cols, int64_t blocks);
 };

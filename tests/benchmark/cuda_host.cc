@@ -69,6 +69,12 @@ class HostArenas : public kernels::Backend {
                int64_t count) override {
     cuda_.Publish(s, from, dtype, to, count);
   }
+  kernels::StreamMemory MemoryOfStream() const override { return cuda_.MemoryOfStream(); }
+  absl::StatusOr<kernels::NewtonSchulzMemory> MemoryOfNewtonSchulz(
+      const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols,
+      int64_t blocks) const override {
+    return cuda_.MemoryOfNewtonSchulz(options, rows, cols, blocks);
+  }
   absl::StatusOr<std::unique_ptr<kernels::NewtonSchulz>> MakeNewtonSchulz(
       const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols,
       int64_t blocks) override {

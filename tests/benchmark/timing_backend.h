@@ -52,6 +52,12 @@ class TimingBackend : public kernels::Backend {
   void Orthogonality(kernels::Stream stream, const kernels::OrthogonalityArgs& args) override;
   void Publish(kernels::Stream stream, const float* from, Dtype dtype, void* to,
                int64_t count) override;
+  kernels::StreamMemory MemoryOfStream() const override { return backend_.MemoryOfStream(); }
+  absl::StatusOr<kernels::NewtonSchulzMemory> MemoryOfNewtonSchulz(
+      const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols,
+      int64_t blocks) const override {
+    return backend_.MemoryOfNewtonSchulz(options, rows, cols, blocks);
+  }
   absl::StatusOr<std::unique_ptr<kernels::NewtonSchulz>> MakeNewtonSchulz(
       const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols,
       int64_t blocks) override;

@@ -384,6 +384,22 @@ TEST_F(FakeCudart, CallsAreCountedByFunction) {
   EXPECT_EQ(fake_cuda_counters().live_bytes, counters.live_bytes + kBytes);
 }
 
+TEST_F(FakeCudart, BytesAreCountedByDeviceAndPageLockedOnesApart) {
+  const FakeCudaBytes device = fake_cuda_bytes(0), locked = fake_cuda_bytes(-1);
+  fake_cuda_forget_most();
+  void *memory = nullptr, *host = nullptr;
+  ASSERT_EQ(cudaMalloc(&memory, 1000), cudaSuccess);
+  ASSERT_EQ(cudaMallocHost(&host, 300), cudaSuccess);
+  EXPECT_EQ(fake_cuda_bytes(0).live, device.live + 1024);
+  EXPECT_EQ(fake_cuda_bytes(-1).live, locked.live + 512);
+  ASSERT_EQ(cudaFree(memory), cudaSuccess);
+  ASSERT_EQ(cudaFreeHost(host), cudaSuccess);
+  EXPECT_EQ(fake_cuda_bytes(0).live, device.live);
+  EXPECT_EQ(fake_cuda_bytes(0).most, device.live + 1024);
+  EXPECT_EQ(fake_cuda_bytes(-1).live, locked.live);
+  EXPECT_EQ(fake_cuda_bytes(-1).most, locked.live + 512);
+}
+
 TEST_F(FakeCudart, AKernelRunsOnItsStreamsDeviceWithACopyOfItsArguments) {
   char* from = Device();
   char* to = Device();

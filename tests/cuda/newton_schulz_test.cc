@@ -227,6 +227,34 @@ TEST_F(NewtonSchulzTest, BlocksOfABatchHaveTheBitsOfEachAloneAndAgreeWithFloat64
   }
 }
 
+TEST_F(NewtonSchulzTest, APlanTakesWhatWasSaidBefore) {
+  auto* const bytes = Fake<FakeCudaBytes(int)>("fake_cuda_bytes");
+  auto* const forget_most = Fake<void()>("fake_cuda_forget_most");
+  struct Case {
+    Shape shape;
+    int64_t blocks;
+    NewtonSchulzOptions options;
+  };
+  NewtonSchulzOptions deterministic;
+  deterministic.deterministic = true;
+  const Case cases[] = {
+      {{70, 203}, 1, Options(Dtype::kF16)},   {{203, 70}, 1, Options(Dtype::kF32)},
+      {{16, 40}, 131, Options(Dtype::kBF16)}, {{64, 64}, 3, Options(Dtype::kF16, NsForm::kDirect)},
+      {{520, 1100}, 1, Options(Dtype::kF16)}, {{520, 1100}, 1, deterministic}};
+  for (const auto& [shape, blocks, options] : cases) {
+    const auto [rows, cols] = shape;
+    const auto said = kernels::PlanMemory(backend(), options, rows, cols, blocks);
+    ASSERT_TRUE(said.ok()) << said.status();
+    EXPECT_EQ(said->planning_bytes > 0, !options.deterministic);
+    if (forget_most != nullptr) forget_most();
+    const auto plan = kernels::PlanNewtonSchulz(backend(), options, rows, cols, blocks);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ((*plan)->batch_workspace_bytes(blocks), said->workspace_bytes) << (*plan)->kernel();
+    if (bytes == nullptr) continue;
+    EXPECT_EQ(bytes(0).most - bytes(0).live, said->planning_bytes) << (*plan)->kernel();
+  }
+}
+
 TEST_F(NewtonSchulzTest, LargeBlocksRunOneAfterTheOther) {
   auto plan = kernels::PlanNewtonSchulz(backend(), {.deterministic = true}, 3000, 3000, 8);
   ASSERT_TRUE(plan.ok()) << plan.status();

@@ -29,6 +29,11 @@ bool AnyMemory() {
 
 bool IsDevice(Memory::Kind kind) { return kind != Memory::Kind::kHost; }
 
+// Where memory of this kind is counted, made while `device` was current.
+FakeCudaBytes& CountOf(Memory::Kind kind, int device) {
+  return IsDevice(kind) ? W().devices[static_cast<size_t>(device)].bytes : W().page_locked;
+}
+
 // Device memory is a file without a name, which another process of this user can open; its first page is the header.
 bool MakeShared(Memory& memory, size_t pages) {
   memory.fd = memfd_create("dmuon_fake_gpu", MFD_CLOEXEC);
@@ -78,8 +83,8 @@ static cudaError_t Make(void** result, size_t bytes, Memory::Kind kind) {
   memory.device = t_device;
   memory.id = w.next_id++;
   const size_t rounded = RoundUp(bytes, kAlignment);
-  Device& device = w.devices[static_cast<size_t>(t_device)];
-  if (bytes > DeviceMemory() || (IsDevice(kind) && device.used + rounded > DeviceMemory()))
+  FakeCudaBytes& count = CountOf(kind, t_device);
+  if (bytes > DeviceMemory() || (IsDevice(kind) && count.live + rounded > DeviceMemory()))
     return cudaErrorMemoryAllocation;
   if (IsDevice(kind) && !MakeShared(memory, RoundUp(rounded, kPage))) {
     if (memory.fd >= 0) close(memory.fd);
@@ -93,7 +98,8 @@ static cudaError_t Make(void** result, size_t bytes, Memory::Kind kind) {
     std::memset(first, 0xff, kPoisoned);
     std::memset(first + rounded - kPoisoned, 0xff, kPoisoned);
   }
-  if (IsDevice(kind)) device.used += rounded;
+  count.live += rounded;
+  count.most = std::max(count.most, count.live);
   ++w.counters.allocations;
   w.memory[first] = memory;
   *result = first;
@@ -137,9 +143,10 @@ void Release(MemoryMap::iterator at) {
   if (memory.header != nullptr) munmap(memory.header, kPage);
   if (memory.fd >= 0) close(memory.fd);
   if (memory.exporter_pidfd >= 0) close(memory.exporter_pidfd);
-  if (memory.kind == Memory::Kind::kDevice || memory.kind == Memory::Kind::kPool)
-    w.devices[static_cast<size_t>(memory.device)].used -= memory.bytes;
-  if (memory.kind != Memory::Kind::kImported) ++w.counters.frees;
+  if (memory.kind != Memory::Kind::kImported) {
+    CountOf(memory.kind, memory.device).live -= memory.bytes;
+    ++w.counters.frees;
+  }
   w.memory.erase(at);
 }
 
@@ -235,6 +242,16 @@ using namespace dmuon_fakes;  // NOLINT: the C interface of what is above
 
 extern "C" {
 
+FakeCudaBytes fake_cuda_bytes(int device) {
+  std::lock_guard lock(W().mutex);
+  return CountOf(device < 0 ? Memory::Kind::kHost : Memory::Kind::kDevice, device);
+}
+void fake_cuda_forget_most() {
+  std::lock_guard lock(W().mutex);
+  for (Device& device : W().devices) device.bytes.most = device.bytes.live;
+  W().page_locked.most = W().page_locked.live;
+}
+
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
   ENTER("cudaMalloc");
   const bool replaced = std::getenv("DMUON_FAKE_CUDA_MALLOC") != nullptr;
@@ -271,7 +288,7 @@ cudaError_t cudaFreeHost(void* memory) {
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   ENTER("cudaMemGetInfo");
   *total = DeviceMemory();
-  *free = *total - DeviceOf(t_device)->used;
+  *free = *total - DeviceOf(t_device)->bytes.live;
   return cudaSuccess;
 }
 

@@ -177,10 +177,9 @@ FakeCudaCounters fake_cuda_counters() {
   counters.events = W().events.size();
   counters.graphs = W().executables.size();
   for (const auto& [base, memory] : W().memory) {
-    if (memory.kind == Memory::Kind::kDevice || memory.kind == Memory::Kind::kPool)
-      counters.live_bytes += memory.bytes;
     if (memory.kind == Memory::Kind::kImported) ++counters.imports;
   }
+  for (const Device& device : W().devices) counters.live_bytes += device.bytes.live;
   return counters;
 }
 

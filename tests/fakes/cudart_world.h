@@ -71,7 +71,7 @@ struct Device {
   int physical = 0;
   bool mig = false;
   bool context = false;
-  size_t used = 0;
+  FakeCudaBytes bytes = {};
   std::set<int> peers;  // ordinals whose memory its kernels may touch
 };
 
@@ -93,6 +93,7 @@ struct World {
   std::vector<Device> devices;
   std::mt19937 random;
   FakeCudaCounters counters = {};
+  FakeCudaBytes page_locked = {};
   double clock = 0;  // what events read: each operation takes a millisecond
   cudaError_t sticky = cudaSuccess;
   pid_t pid = 0;

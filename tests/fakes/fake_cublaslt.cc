@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -209,14 +210,13 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
   }
 }
 
-// Two algorithms, of which the second wants a workspace.
+// Two algorithms, of which the first wants all the workspace that it may have.
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t,
                                               cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
                                               cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
                                               cublasLtMatmulPreference_t preference, int wanted,
                                               cublasLtMatmulHeuristicResult_t results[],
                                               int* count) {
-  constexpr size_t kSecond = 4096;
   const Preference& p = *reinterpret_cast<Preference*>(preference);
   *count = 0;
   if (wanted > 1) {  // the library also tells of those that cannot run
@@ -225,8 +225,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     results[*count].algo.data[2] = kUnusable;
     ++*count;
   }
-  for (size_t workspace : {size_t{0}, kSecond}) {
-    if (*count == wanted || workspace > p.workspace) break;
+  for (size_t workspace : {p.workspace, size_t{0}}) {
+    if (*count == wanted) break;
     results[*count] = {};
     results[*count].workspaceSize = workspace;
     results[*count].algo.data[0] = p.alignment_ab;  // what was promised is checked when it runs
@@ -267,8 +267,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     return Refuse("a workspace outside its allocation");
   fake_cuda_enqueue(stream, [=, alpha_value = *static_cast<const float*>(alpha)] {
     Multiply(op, alpha_value, a, la, b, lb, beta_value, c, d, ld);
-    // A workspace in use by two products at once would show as NaN there, if it held anything.
-    if (workspace_bytes > 0) std::memset(workspace, 0xff, workspace_bytes);
+    // What is kept in a workspace, or beside it by mistake, shows as NaN. Its ends will do: it may be large.
+    const size_t end = std::min<size_t>(workspace_bytes, 4096);
+    if (end == 0) return;
+    std::memset(workspace, 0xff, end);
+    std::memset(static_cast<char*>(workspace) + workspace_bytes - end, 0xff, end);
   });
   return CUBLAS_STATUS_SUCCESS;
 }

@@ -48,6 +48,13 @@ struct FakeCudaCounters {
 
 extern "C" {
 FakeCudaCounters fake_cuda_counters();
+// Bytes of device memory of one device, or with -1 of page-locked memory, rounded up to 256 each allocation.
+struct FakeCudaBytes {
+  uint64_t live;
+  uint64_t most;  // since the last fake_cuda_forget_most, or ever
+};
+FakeCudaBytes fake_cuda_bytes(int device);
+void fake_cuda_forget_most();
 // Calls of this library function so far.
 uint64_t fake_cuda_calls(const char* function);
 // Adds rules (fault_script.h), whose calls count from now.

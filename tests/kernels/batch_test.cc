@@ -49,7 +49,10 @@ TEST_P(EachKernel, BlocksOfABatchHaveTheBitsOfEachAloneForAnyNumberOfThreads) {
         Runner runner(GetParam(), threads);
         auto plan = PlanNewtonSchulz(runner.backend(), OptionsFor(mode), rows, cols);
         ASSERT_TRUE(plan.ok()) << plan.status();
-        void* workspace = *runner.backend().Allocate((*plan)->batch_workspace_bytes(count));
+        const size_t bytes =
+            PlanMemory(runner.backend(), OptionsFor(mode), rows, cols, count)->workspace_bytes;
+        EXPECT_EQ(bytes, (*plan)->batch_workspace_bytes(count));
+        void* workspace = *runner.backend().Allocate(bytes);
         std::vector<float> batch = blocks.values;
         std::vector<double> square_norms(count, -1);
         (*plan)->RunBatch({}, {.in = batch.data(),

@@ -1,0 +1,65 @@
+// What a Newton-Schulz plan of the CUDA backend runs and where, before anything is measured or allocated. A function of the
+// options and the shape alone: host code without CUDA's headers, so that memory can be planned where there is no GPU.
+#ifndef DMUON_KERNELS_CUDA_RUN_PLAN_H_
+#define DMUON_KERNELS_CUDA_RUN_PLAN_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "kernels/cuda/places.h"
+#include "kernels/cuda/program.h"
+#include "kernels/newton_schulz/newton_schulz.h"
+#include "kernels/ops/backend.h"
+
+namespace dmuon::cuda {
+
+constexpr int64_t kOutputAlignment =
+    16;  // bytes, of address and rows, for products to write the output themselves
+
+// What a plan is for: matrices of this shape, so many at a time.
+struct BlockShape {
+  int64_t rows = 0, cols = 0;
+  int64_t blocks = 1;
+};
+
+struct RunPlan {
+  kernels::NsForm form = kernels::NsForm::kGram;
+  Element element = Element::kF16;
+  Program program;
+  Places places;
+  bool final_as_fp32 = false;  // the last product gives fp32
+};
+
+// fp16 unless the options say otherwise; fp32 where they want it deterministic.
+absl::StatusOr<RunPlan> PlanRun(const kernels::NewtonSchulzOptions& options,
+                                const BlockShape& shape);
+
+// What the measurements of a plan take of the device: three operands, a result, a workspace for each lane of a product, and
+// two sums.
+struct RoomSizes {
+  explicit RoomSizes(const RunPlan& plan);
+  size_t total() const {
+    return 3 * operand + result + static_cast<size_t>(lanes) * lane_workspace + sums;
+  }
+
+  size_t operand = 0;
+  size_t result = 0;
+  int lanes = 0;
+  size_t lane_workspace = 0;
+  size_t sums = 0;
+};
+
+// ---- what the backend takes of memory
+
+constexpr size_t kScratchBytes = kPartials * sizeof(double) + kMaxBlocks * sizeof(unsigned);
+// What is measured of a block in a step is 24 bytes, copied for each parameter: room for 40000 blocks of a slot.
+constexpr size_t kStagingBytes = 1 << 20;
+
+constexpr kernels::StreamMemory MemoryOfStream() { return {kScratchBytes, kStagingBytes}; }
+absl::StatusOr<kernels::NewtonSchulzMemory> MemoryOfNewtonSchulz(
+    const kernels::NewtonSchulzOptions& options, const BlockShape& shape);
+
+}  // namespace dmuon::cuda
+
+#endif  // DMUON_KERNELS_CUDA_RUN_PLAN_H_
