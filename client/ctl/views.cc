@@ -46,6 +46,9 @@ Tree SlotTree(const v1::DescribeSessionResponse& session, int slot, int owned) {
     tree["state_bytes"] = m.state_bytes();
     tree["workspace_bytes"] = m.workspace_bytes();
     tree["staging_bytes"] = m.staging_bytes();
+    tree["control_bytes"] = m.control_bytes();
+    tree["page_locked_bytes"] = m.page_locked_bytes();
+    tree["planning_bytes"] = m.planning_bytes();
   }
   for (const v1::AttachmentInfo& a : session.attachments()) {
     if (static_cast<int>(a.rank()) != slot) continue;
@@ -170,6 +173,9 @@ View SessionView(const v1::DescribeSessionResponse& session) {
                      {"STATE", "state_bytes", Unit::kBytes},
                      {"WORKSPACE", "workspace_bytes", Unit::kBytes},
                      {"STAGING", "staging_bytes", Unit::kBytes},
+                     {"CONTROL", "control_bytes", Unit::kBytes},
+                     {"PAGE-LOCKED", "page_locked_bytes", Unit::kBytes},
+                     {"PLANNING", "planning_bytes", Unit::kBytes},
                      {"PID", "pid", Unit::kCount},
                      {"ALIVE", "alive", Unit::kYesNo}}},
                    {"placement",

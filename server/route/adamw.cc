@@ -10,8 +10,6 @@ class Adamw final : public Update {
   Adamw(kernels::Backend& backend, int64_t numel, ParameterState& state)
       : backend_(backend), numel_(numel), state_(state) {}
 
-  size_t workspace_bytes() const override { return 0; }
-
   // Elementwise, and in one pass over memory: all of it is commit.
   void Compute(kernels::Stream, const UpdateInputs&, std::byte*) override {}
 

@@ -24,6 +24,45 @@ struct Batch {
   double scale = 1;  // s
 };
 
+// Where everything lies in the workspace: first U, then O in its place; behind it Newton-Schulz's own; then what is measured,
+// kind by kind.
+struct Places {
+  static constexpr size_t kSums = 3;  // for each block
+
+  size_t newton_schulz = 0;
+  size_t sums = 0;
+  size_t bytes = 0;
+  size_t planning_bytes = 0;  // elsewhere, of the largest plan
+};
+
+// By their rows: the places of a parameter's blocks in its list.
+std::map<int64_t, std::vector<size_t>> BlocksByRows(const Parameter& parameter) {
+  std::map<int64_t, std::vector<size_t>> by_rows;
+  for (size_t i = 0; i < parameter.blocks.size(); ++i)
+    by_rows[parameter.blocks[i].row_end - parameter.blocks[i].row_begin].push_back(i);
+  return by_rows;
+}
+
+absl::StatusOr<Places> PlaceUpdate(const kernels::Backend& backend, const Parameter& parameter,
+                                   const OptimizerSpec& spec) {
+  constexpr size_t kAlign = 256;
+  size_t newton_schulz_bytes = 0;
+  Places places;
+  for (const auto& [rows, blocks] : BlocksByRows(parameter)) {
+    ASSIGN_OR_RETURN(
+        const kernels::NewtonSchulzMemory memory,
+        kernels::PlanMemory(backend, spec.newton_schulz, rows, AsMatrix(parameter).cols,
+                            static_cast<int64_t>(blocks.size())));
+    newton_schulz_bytes = std::max(newton_schulz_bytes, memory.workspace_bytes);
+    places.planning_bytes = std::max(places.planning_bytes, memory.planning_bytes);
+  }
+  places.newton_schulz = AlignUp(sizeof(float) * static_cast<size_t>(parameter.numel()), kAlign);
+  places.sums = places.newton_schulz + AlignUp(newton_schulz_bytes, kAlign);
+  const size_t sums = backend.measures_blocks() ? Places::kSums * parameter.blocks.size() : 0;
+  places.bytes = places.sums + AlignUp(sizeof(double) * sums, kAlign);
+  return places;
+}
+
 // What a step measures of one block, in the backend's memory.
 struct BlockSums {
   double* update;      // ||U||_F^2
@@ -41,10 +80,8 @@ class Muon final : public Update {
         state_(state) {}
 
   absl::Status Plan(const Parameter& parameter, const OptimizerSpec& spec) {
-    std::map<int64_t, std::vector<size_t>> by_rows;
-    for (size_t i = 0; i < parameter.blocks.size(); ++i)
-      by_rows[parameter.blocks[i].row_end - parameter.blocks[i].row_begin].push_back(i);
-    for (const auto& [rows, blocks] : by_rows) {
+    ASSIGN_OR_RETURN(places_, PlaceUpdate(backend_, parameter, spec));
+    for (const auto& [rows, blocks] : BlocksByRows(parameter)) {
       Batch batch{nullptr, {}, rows, Scale(spec.adjust_lr, rows, cols_)};
       ASSIGN_OR_RETURN(batch.newton_schulz,
                        kernels::PlanNewtonSchulz(backend_, spec.newton_schulz, rows, cols_,
@@ -55,24 +92,15 @@ class Muon final : public Update {
         blocks_.push_back({static_cast<int>(i), parameter.blocks[i], gram ? "gram" : "direct",
                            batch.newton_schulz->kernel()});
       }
-      newton_schulz_bytes_ = std::max(
-          newton_schulz_bytes_,
-          AlignUp(batch.newton_schulz->batch_workspace_bytes(static_cast<int64_t>(blocks.size())),
-                  256));
       batches_.push_back(std::move(batch));
     }
-    if (backend_.measures_blocks()) measured_.resize(kSums * blocks_.size());
+    if (backend_.measures_blocks()) measured_.resize(Places::kSums * blocks_.size());
     return absl::OkStatus();
-  }
-
-  // U, then O in its place; behind it Newton-Schulz's own, and what is measured.
-  size_t workspace_bytes() const override {
-    return update_bytes() + newton_schulz_bytes_ + sizeof(double) * measured_.size();
   }
 
   absl::Status Prepare(std::byte* workspace) override {
     for (const Batch& batch : batches_)
-      RETURN_IF_ERROR(batch.newton_schulz->Prepare(workspace + update_bytes()));
+      RETURN_IF_ERROR(batch.newton_schulz->Prepare(workspace + places_.newton_schulz));
     return absl::OkStatus();
   }
 
@@ -90,7 +118,7 @@ class Muon final : public Update {
       batch.newton_schulz->RunBatch(stream, {.in = update,
                                              .out = update,
                                              .offsets = batch.offsets,
-                                             .workspace = workspace + update_bytes(),
+                                             .workspace = workspace + places_.newton_schulz,
                                              .square_norms = SumsIn(workspace, block).update});
       block += batch.offsets.size();
     }
@@ -146,13 +174,10 @@ class Muon final : public Update {
   }
 
  private:
-  static constexpr size_t kSums = 3;  // for each block, kind by kind
-
-  size_t update_bytes() const { return AlignUp(sizeof(float) * numel_, 256); }
   // Null where the backend does not measure.
   BlockSums SumsIn(std::byte* workspace, size_t block) const {
     if (measured_.empty()) return {};
-    auto* first = reinterpret_cast<double*>(workspace + update_bytes() + newton_schulz_bytes_);
+    auto* first = reinterpret_cast<double*>(workspace + places_.sums);
     return {first + block, first + blocks_.size() + block, first + 2 * blocks_.size() + block};
   }
 
@@ -164,7 +189,7 @@ class Muon final : public Update {
   std::vector<Batch> batches_;
   std::vector<BlockPlan> blocks_;  // batch by batch
   std::vector<double> measured_;   // of the last commit; empty where the backend does not measure
-  size_t newton_schulz_bytes_ = 0;
+  Places places_;
 };
 
 }  // namespace
@@ -184,6 +209,14 @@ double Scale(AdjustLr adjust, int64_t out, int64_t in) {
     case AdjustLr::kNone: return 1;
   }
   return 1;
+}
+
+absl::StatusOr<UpdateMemory> PlanMuon(const kernels::Backend& backend, const Parameter& parameter,
+                                      const OptimizerSpec& spec) {
+  const absl::StatusOr<Places> places = PlaceUpdate(backend, parameter, spec);
+  if (!places.ok())
+    return Annotate(places.status(), absl::StrFormat("parameter '%s'", parameter.name));
+  return UpdateMemory{places->bytes, places->planning_bytes};
 }
 
 absl::StatusOr<std::unique_ptr<Update>> MakeMuon(kernels::Backend& backend,

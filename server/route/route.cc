@@ -28,6 +28,24 @@ void Assign(Route route, int64_t numel, float* memory, ParameterState& state) {
   }
 }
 
+namespace {
+
+absl::Status NotBuilt(Route route) {
+  return absl::UnimplementedError(absl::StrCat("route ", Name(route), " is not built yet"));
+}
+
+}  // namespace
+
+absl::StatusOr<UpdateMemory> PlanUpdate(const kernels::Backend& backend, const Parameter& parameter,
+                                        const OptimizerSpec& spec) {
+  switch (parameter.route) {
+    case Route::kMuon: return PlanMuon(backend, parameter, spec);
+    case Route::kAdamw: return UpdateMemory{};
+    case Route::kShardedAdamw: break;
+  }
+  return NotBuilt(parameter.route);
+}
+
 absl::StatusOr<std::unique_ptr<Update>> MakeUpdate(kernels::Backend& backend,
                                                    const Parameter& parameter,
                                                    const OptimizerSpec& spec,
@@ -37,8 +55,7 @@ absl::StatusOr<std::unique_ptr<Update>> MakeUpdate(kernels::Backend& backend,
     case Route::kAdamw: return MakeAdamw(backend, parameter, spec, state);
     case Route::kShardedAdamw: break;
   }
-  return absl::UnimplementedError(
-      absl::StrCat("route ", Name(parameter.route), " is not built yet"));
+  return NotBuilt(parameter.route);
 }
 
 }  // namespace dmuon::server

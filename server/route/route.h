@@ -45,7 +45,6 @@ struct UpdateInputs {
 class Update {
  public:
   virtual ~Update() = default;
-  virtual size_t workspace_bytes() const = 0;
   // Once, before the first Compute, with the workspace that every Compute will be given.
   virtual absl::Status Prepare(std::byte* /*workspace*/) { return absl::OkStatus(); }
   virtual void Compute(kernels::Stream stream, const UpdateInputs& inputs,
@@ -57,13 +56,24 @@ class Update {
   virtual void Measures(absl::Span<BlockMeasures> /*out*/) const {}
 };
 
+// What an update will take on its device, before there is one: the workspace of every Compute, and what MakeUpdate takes and
+// gives back.
+struct UpdateMemory {
+  size_t workspace_bytes = 0;
+  size_t planning_bytes = 0;
+};
+absl::StatusOr<UpdateMemory> PlanUpdate(const kernels::Backend& backend, const Parameter& parameter,
+                                        const OptimizerSpec& spec);
+
 // `state` and `backend` must outlive the update.
 absl::StatusOr<std::unique_ptr<Update>> MakeUpdate(kernels::Backend& backend,
                                                    const Parameter& parameter,
                                                    const OptimizerSpec& spec,
                                                    ParameterState& state);
 
-// One line each in the list of MakeUpdate.
+// One line each in the lists of PlanUpdate and MakeUpdate. Adamw, elementwise, takes nothing.
+absl::StatusOr<UpdateMemory> PlanMuon(const kernels::Backend& backend, const Parameter& parameter,
+                                      const OptimizerSpec& spec);
 absl::StatusOr<std::unique_ptr<Update>> MakeMuon(kernels::Backend& backend,
                                                  const Parameter& parameter,
                                                  const OptimizerSpec& spec, ParameterState& state);

@@ -361,6 +361,9 @@ v1::DescribeSessionResponse ToProto(const SessionDescription& session) {
     memory.set_state_bytes(m.state_bytes);
     memory.set_workspace_bytes(m.workspace_bytes);
     memory.set_staging_bytes(m.staging_bytes);
+    memory.set_control_bytes(m.control_bytes);
+    memory.set_page_locked_bytes(m.page_locked_bytes);
+    memory.set_planning_bytes(m.planning_bytes);
   }
   return response;
 }

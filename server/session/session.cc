@@ -280,21 +280,44 @@ absl::Status Session::PrepareExchanges(const absl::Status& why) {
   return absl::OkStatus();
 }
 
-// Each device on its own; the machine's memory where slots work in that.
-absl::Status Session::CheckAvailable(const std::vector<std::unique_ptr<Worker>>& workers) const {
-  std::map<kernels::Backend*, uint64_t> needed;
+// All of it against the limit, and each device's share, and the machine's, against what there is.
+absl::Status Session::CheckMemory(const std::vector<std::unique_ptr<Worker>>& workers) const {
+  struct Share {
+    uint64_t bytes = 0, planning = 0;
+    int slots = 0;
+  };
+  std::map<kernels::Backend*, Share> shares;  // null: the machine's
+  uint64_t total = 0;
   for (size_t s = 0; s < workers.size(); ++s) {
-    needed[context_.backends[s]] += workers[s]->memory().total();
+    const SlotMemory& memory = workers[s]->memory();
+    Share& share = shares[by_handle_ ? context_.backends[s] : nullptr];
+    share.bytes += memory.device_bytes();
+    share.planning = std::max(share.planning, memory.planning_bytes);
+    ++share.slots;
+    shares[nullptr].bytes += memory.host_bytes();
+    total += memory.total();
   }
-  for (const auto& [backend, bytes] : needed) {
-    const uint64_t available = backend->available_bytes().value_or(AvailableMemory());
+  const auto refused = [&](uint64_t bytes, size_t slots, const std::string& there) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("session '%s': needs %d bytes (arenas, state, workspace and staging of %d "
+                        "slots), %s",
+                        name(), bytes, slots, there));
+  };
+  if (total > limits_.max_bytes) {
+    return refused(total, workers.size(),
+                   absl::StrFormat("max_session_bytes is %d", limits_.max_bytes));
+  }
+  for (const auto& [backend, share] : shares) {
+    // One plan at a time, and all of them before the rest: what is measured in is gone by then.
+    const uint64_t bytes = std::max(share.bytes, share.planning);
+    const std::optional<uint64_t> device =
+        backend != nullptr ? backend->available_bytes() : std::nullopt;
+    const uint64_t available = device.value_or(AvailableMemory());
     if (bytes <= available) continue;
-    const auto slots = std::count(context_.backends.begin(), context_.backends.end(), backend);
-    return absl::ResourceExhaustedError(absl::StrFormat(
-        "session '%s': needs %d bytes (arenas, state, workspace and staging of %d slots), %s has "
-        "%d "
-        "available",
-        name(), bytes, slots, by_handle_ ? backend->device() : "the machine", available));
+    return refused(
+        bytes, backend != nullptr ? share.slots : workers.size(),
+        absl::StrFormat("%s has %d available",
+                        backend != nullptr ? backend->device() : "the machine", available));
   }
   return absl::OkStatus();
 }
@@ -349,23 +372,17 @@ absl::Status Session::BuildSlots() {
       slots, static_cast<int>(context_.table.boundaries.size()), Messages(context_).max_bytes());
 
   std::vector<std::unique_ptr<Worker>> workers;
-  std::vector<size_t> blocks;
-  uint64_t bytes = 0;
   for (int s = 0; s < slots; ++s) {
     ASSIGN_OR_RETURN(std::unique_ptr<Worker> worker, Worker::Plan(context_, SlotId(s)));
-    bytes += worker->memory().total();
-    blocks.push_back(worker->blocks().size());
     workers.push_back(std::move(worker));
   }
-  context_.log = std::make_unique<StepLog>(blocks, kRememberedSteps);
-  if (bytes > limits_.max_bytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("session '%s': needs %d bytes (arenas, state, workspace and staging of %d "
-                        "slots), max_session_bytes "
-                        "is %d",
-                        name(), bytes, slots, limits_.max_bytes));
+  RETURN_IF_ERROR(CheckMemory(workers));
+  std::vector<size_t> blocks;
+  for (const auto& worker : workers) {
+    RETURN_IF_ERROR(worker->MakeUpdates());
+    blocks.push_back(worker->blocks().size());
   }
-  RETURN_IF_ERROR(CheckAvailable(workers));
+  context_.log = std::make_unique<StepLog>(blocks, kRememberedSteps);
   if (context_.exchanges != nullptr) RETURN_IF_ERROR(context_.exchanges->Form());
   RETURN_IF_ERROR(BuildArenas());
   for (const auto& worker : workers) RETURN_IF_ERROR(worker->Allocate());

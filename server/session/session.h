@@ -29,7 +29,7 @@ class Session {
     absl::Duration formation_timeout;
     absl::Duration step_timeout;
     absl::Duration exchange_timeout;
-    uint64_t max_bytes = 0;  // arenas, state, workspace and staging
+    uint64_t max_bytes = 0;  // SlotMemory::total of all slots
   };
 
   // `first` is the spec of the first rank that came: checked, and what the others are compared with. `costs`: as measured
@@ -104,7 +104,7 @@ class Session {
   absl::Status BuildSlots();
   absl::Status ConnectDevices();
   absl::Status PrepareExchanges(const absl::Status& why);
-  absl::Status CheckAvailable(const std::vector<std::unique_ptr<Worker>>& workers) const;
+  absl::Status CheckMemory(const std::vector<std::unique_ptr<Worker>>& workers) const;
   absl::Status BuildArenas();
   absl::StatusOr<Registered> Import(const Trainer& trainer, int rank,
                                     const Registration& registration)

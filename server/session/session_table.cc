@@ -3,6 +3,7 @@
 #include <sys/sysinfo.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <thread>
 #include <utility>
@@ -35,7 +36,11 @@ absl::Status Draining() {
 struct SessionTable::Impl {
   Impl(kernels::Backend& b, SessionLimits l, std::shared_ptr<const kernels::CostTable> c)
       : backend(b), limits(l), costs(std::move(c)) {
-    if (limits.max_session_bytes == 0) limits.max_session_bytes = DefaultMaxBytes();
+    // What is on devices is held against what they have free.
+    if (limits.max_session_bytes == 0) {
+      limits.max_session_bytes =
+          b.shares_by_handle() ? std::numeric_limits<uint64_t>::max() : DefaultMaxBytes();
+    }
   }
 
   kernels::Backend& backend;

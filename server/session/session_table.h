@@ -32,7 +32,7 @@ struct SessionLimits {
   absl::Duration step_timeout = absl::Seconds(600);
   absl::Duration exchange_timeout = absl::Seconds(60);
   int max_sessions = 64;
-  uint64_t max_session_bytes = 0;  // 0 = 80 % of the machine's memory
+  uint64_t max_session_bytes = 0;  // 0 = 80 % of the machine's memory; on GPUs, what they have
 };
 
 class SessionTable {

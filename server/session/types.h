@@ -85,16 +85,25 @@ struct Layout {
   uint64_t control_bytes = 0;
 };
 
+// What a slot takes, known before any of it is allocated.
 struct SlotMemory {
+  // Where it computes.
   uint64_t grad_bytes = 0;
   uint64_t weight_bytes = 0;
   uint64_t state_bytes = 0;
-  uint64_t workspace_bytes = 0;
-  uint64_t staging_bytes = 0;  // of exchanges, where devices cannot read each other
+  uint64_t workspace_bytes = 0;  // of its largest update, and of its streams
+  uint64_t staging_bytes = 0;    // of exchanges, where devices cannot read each other
+  // In the host's memory, wherever it computes.
+  uint64_t control_bytes = 0;
+  uint64_t page_locked_bytes = 0;  // what its streams' small copies go through
+  // Where it computes, before anything of the above is there, and given back: what products are measured in.
+  uint64_t planning_bytes = 0;
 
-  uint64_t total() const {
+  uint64_t device_bytes() const {
     return grad_bytes + weight_bytes + state_bytes + workspace_bytes + staging_bytes;
   }
+  uint64_t host_bytes() const { return control_bytes + page_locked_bytes; }
+  uint64_t total() const { return device_bytes() + host_bytes(); }
 };
 
 struct Configured {

@@ -53,8 +53,8 @@ absl::StatusOr<std::unique_ptr<Courier>> MakeCourier(StepContext& context, SlotI
   return std::make_unique<DirectCourier>(context, slot, stream);
 }
 
-uint64_t StagingBytes(const StepContext& context, SlotId slot) {
-  return context.exchanges != nullptr ? ExchangeCourier::StagingBytes(context, slot) : 0;
+CourierNeeds NeedsOfCourier(const StepContext& context, SlotId slot) {
+  return context.exchanges != nullptr ? ExchangeCourier::Needs(context, slot) : CourierNeeds();
 }
 
 }  // namespace dmuon::server

@@ -67,8 +67,12 @@ class Courier {
 // The courier that `context` asks for, with its memory. `stream`: the slot's own.
 absl::StatusOr<std::unique_ptr<Courier>> MakeCourier(StepContext& context, SlotId slot,
                                                      kernels::Stream stream);
-// Private memory of the courier that MakeCourier will make.
-uint64_t StagingBytes(const StepContext& context, SlotId slot);
+// What the courier that MakeCourier will make takes.
+struct CourierNeeds {
+  uint64_t staging_bytes = 0;  // private memory of the slot's device
+  uint64_t streams = 0;        // beside the slot's own
+};
+CourierNeeds NeedsOfCourier(const StepContext& context, SlotId slot);
 
 }  // namespace dmuon::server
 

@@ -37,9 +37,9 @@ Sizes PlaceSizes(const StepContext& context, SlotId slot) {
 
 }  // namespace
 
-uint64_t ExchangeCourier::StagingBytes(const StepContext& context, SlotId slot) {
+CourierNeeds ExchangeCourier::Needs(const StepContext& context, SlotId slot) {
   const Sizes sizes = PlaceSizes(context, slot);
-  return kPlaces * (sizes.out + sizes.in);
+  return {.staging_bytes = kPlaces * (sizes.out + sizes.in), .streams = 1};
 }
 
 absl::StatusOr<std::unique_ptr<Courier>> ExchangeCourier::Create(StepContext& context, SlotId slot,
@@ -64,7 +64,7 @@ absl::Status ExchangeCourier::Allocate() {
   ASSIGN_OR_RETURN(aside_, backend().CreateStream());
   has_aside_ = true;
   const Sizes sizes = PlaceSizes(context_, slot_);
-  ASSIGN_OR_RETURN(staging_, backend().Allocate(StagingBytes(context_, slot_)));
+  ASSIGN_OR_RETURN(staging_, backend().Allocate(Needs(context_, slot_).staging_bytes));
   std::byte* at = static_cast<std::byte*>(staging_);
   for (Place& place : places_) {
     place.out = at;

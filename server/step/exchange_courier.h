@@ -19,7 +19,7 @@ namespace dmuon::server {
 
 class ExchangeCourier final : public Courier {
  public:
-  static uint64_t StagingBytes(const StepContext& context, SlotId slot);
+  static CourierNeeds Needs(const StepContext& context, SlotId slot);
   // REQUIRES: context.exchanges.
   static absl::StatusOr<std::unique_ptr<Courier>> Create(StepContext& context, SlotId slot,
                                                          kernels::Stream stream);

@@ -33,28 +33,49 @@ uint64_t StateBytes(const ParameterTable& table, const server::Plan& plan, SlotI
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Plan(StepContext& context, SlotId slot) {
   std::unique_ptr<Worker> worker(new Worker(context, slot));
-  worker->state_bytes_ = StateBytes(context.table, context.plan, slot);
+  const kernels::Backend& backend = context.backend(slot);
+  SlotMemory& memory = worker->memory_;
   for (ParameterId p : context.plan.owned[slot.index()]) {
-    ASSIGN_OR_RETURN(std::unique_ptr<Update> update,
-                     MakeUpdate(context.backend(slot), context.parameter(p), context.optimizer,
-                                context.state[p.index()]));
-    worker->workspace_bytes_ = std::max(worker->workspace_bytes_, update->workspace_bytes());
-    for (const BlockPlan& block : update->blocks()) {
-      ++(block.form == "gram" ? worker->forms_.gram : worker->forms_.direct);
-      worker->forms_.kernel = block.kernel;
-      worker->blocks_.push_back({p, block});
-    }
-    worker->planned_.push_back(std::move(update));
+    ASSIGN_OR_RETURN(const UpdateMemory update,
+                     PlanUpdate(backend, context.parameter(p), context.optimizer));
+    worker->workspace_bytes_ = std::max(worker->workspace_bytes_, update.workspace_bytes);
+    memory.planning_bytes = std::max<uint64_t>(memory.planning_bytes, update.planning_bytes);
   }
+  const CourierNeeds courier = NeedsOfCourier(context, slot);
+  const uint64_t streams = 1 + courier.streams;
+  const kernels::StreamMemory stream = backend.MemoryOfStream();
+  const uint64_t grain = backend.shares_by_handle() ? kDeviceGrain : 1;
+  memory.grad_bytes = AlignUp(context.layout.grad_bytes, grain);
+  memory.weight_bytes = AlignUp(context.layout.weight_bytes, grain);
+  memory.state_bytes = StateBytes(context.table, context.plan, slot);
+  memory.workspace_bytes = worker->workspace_bytes_ + streams * stream.device_bytes;
+  memory.staging_bytes = courier.staging_bytes;
+  memory.control_bytes = context.layout.control_bytes;
+  memory.page_locked_bytes = streams * stream.page_locked_bytes;
   return worker;
+}
+
+absl::Status Worker::MakeUpdates() {
+  for (ParameterId p : context_.plan.owned[slot_.index()]) {
+    ASSIGN_OR_RETURN(std::unique_ptr<Update> update,
+                     MakeUpdate(context_.backend(slot_), context_.parameter(p), context_.optimizer,
+                                context_.state[p.index()]));
+    for (const BlockPlan& block : update->blocks()) {
+      ++(block.form == "gram" ? forms_.gram : forms_.direct);
+      forms_.kernel = block.kernel;
+      blocks_.push_back({p, block});
+    }
+    planned_.push_back(std::move(update));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Worker::Allocate() {
   kernels::Backend& backend = context_.backend(slot_);
   ASSIGN_OR_RETURN(stream_, backend.CreateStream());
   has_stream_ = true;
-  if (state_bytes_ > 0) {
-    ASSIGN_OR_RETURN(state_, backend.Allocate(state_bytes_));
+  if (memory_.state_bytes > 0) {
+    ASSIGN_OR_RETURN(state_, backend.Allocate(memory_.state_bytes));
   }
   if (workspace_bytes_ > 0) {
     ASSIGN_OR_RETURN(workspace_, backend.Allocate(workspace_bytes_));
@@ -132,12 +153,6 @@ void Worker::Loop() {
   // The others' steps may still need this slot's part.
   if (context_.exchanges != nullptr)
     progress_->DrainUntil([this] { return context_.steps_under_way.load() == 0; });
-}
-
-SlotMemory Worker::memory() const {
-  const uint64_t grain = context_.backend(slot_).shares_by_handle() ? kDeviceGrain : 1;
-  return {AlignUp(context_.layout.grad_bytes, grain), AlignUp(context_.layout.weight_bytes, grain),
-          state_bytes_, workspace_bytes_, StagingBytes(context_, slot_)};
 }
 
 }  // namespace dmuon::server

@@ -18,12 +18,15 @@ namespace dmuon::server {
 // Owns the slot's private memory: state and workspace. Made when the session is configured; runs until it is destroyed.
 class Worker {
  public:
-  // Plans the updates of what the slot owns: memory() is known after it, and nothing large is allocated yet.
+  // A worker whose memory() is known, and nothing else: no device is asked.
   static absl::StatusOr<std::unique_ptr<Worker>> Plan(StepContext& context, SlotId slot);
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
+  // Makes the updates of what the slot owns, which may measure on its device: takes planning_bytes, and gives them back.
+  // blocks() and forms() are known after it. Once.
+  absl::Status MakeUpdates();
   // Takes the memory, and fills `context.state` of what the slot owns. Once. RESOURCE_EXHAUSTED names the bytes.
   absl::Status Allocate();
   // Starts the thread. Once, after every slot's worker has allocated.
@@ -45,7 +48,7 @@ class Worker {
   // Any thread. What the slot has enqueued is over.
   void Quiesce();
 
-  SlotMemory memory() const;
+  const SlotMemory& memory() const { return memory_; }
   // What its Newton-Schulz runs on, for reports: "gram 12, direct 8" and "gram fp32".
   struct Forms {
     int gram = 0;
@@ -70,8 +73,8 @@ class Worker {
   bool has_stream_ = false;
   void* state_ = nullptr;
   void* workspace_ = nullptr;
-  size_t state_bytes_ = 0;
-  size_t workspace_bytes_ = 0;
+  SlotMemory memory_;
+  size_t workspace_bytes_ = 0;  // of the updates
   Forms forms_;
   std::vector<OwnedBlock> blocks_;
   std::vector<std::unique_ptr<Update>> planned_;  // until Allocate

@@ -114,7 +114,9 @@ class Loop {
       server::Assign(parameter.route, parameter.numel(), arrays, state_[p.index()]);
       ASSIGN_OR_RETURN(updates_[p.index()],
                        server::MakeUpdate(*backend_, parameter, spec_, state_[p.index()]));
-      workspace_bytes = std::max(workspace_bytes, updates_[p.index()]->workspace_bytes());
+      ASSIGN_OR_RETURN(const server::UpdateMemory memory,
+                       server::PlanUpdate(*backend_, parameter, spec_));
+      workspace_bytes = std::max(workspace_bytes, memory.workspace_bytes);
     }
     ASSIGN_OR_RETURN(void* workspace, backend_->Allocate(workspace_bytes));
     owned_.push_back(workspace);

@@ -34,6 +34,9 @@ v1::DescribeSessionResponse Session() {
   p->set_boundary("layers.0");
   v1::SlotMemory* memory = session.add_memory();
   memory->set_grad_bytes(2048);
+  memory->set_control_bytes(4096);
+  memory->set_page_locked_bytes(3 << 20);
+  memory->set_planning_bytes(7 << 20);
   v1::AttachmentInfo* attachment = session.add_attachments();
   attachment->set_rank(0);
   attachment->set_pid(4321);
@@ -49,6 +52,8 @@ TEST(Views, ASessionShowsOwnersRoutesShapesLoadsAndMemory) {
   EXPECT_THAT(table, HasSubstr("sharded_adamw"));
   EXPECT_THAT(table, HasSubstr("512 x 256"));
   EXPECT_THAT(table, HasSubstr("512 KiB"));
+  for (const char* kind : {"2.00 KiB", "4.00 KiB", "3.00 MiB", "7.00 MiB"})
+    EXPECT_THAT(table, HasSubstr(kind));
   EXPECT_THAT(table, HasSubstr("4321"));
 }
 

@@ -64,7 +64,7 @@ class RouteTest : public ::testing::Test {
   std::vector<BlockMeasures> Run(const Parameter& p, ParameterState& state) {
     auto update = *MakeUpdate(*backend_, p, {}, state);
     // Unaligned vectors would do; the workspace wants the backend's alignment.
-    void* workspace = *backend_->Allocate(update->workspace_bytes() + 1);
+    void* workspace = *backend_->Allocate(PlanUpdate(*backend_, p, {})->workspace_bytes + 1);
     update->Compute({}, inputs_, static_cast<std::byte*>(workspace));
     update->Commit({}, inputs_, static_cast<std::byte*>(workspace));
     EXPECT_TRUE(backend_->Synchronize({}).ok());
@@ -145,7 +145,7 @@ TEST_F(RouteTest, ComputeWritesNoState) {
     const std::vector<float> before = owned.memory;
     OptimizerSpec spec;
     auto update = *MakeUpdate(*backend_, p, spec, owned.state);
-    void* workspace = *backend_->Allocate(update->workspace_bytes() + 1);
+    void* workspace = *backend_->Allocate(PlanUpdate(*backend_, p, spec)->workspace_bytes + 1);
     update->Compute({}, inputs_, static_cast<std::byte*>(workspace));
     EXPECT_EQ(owned.memory, before) << Name(route);
     backend_->Free(workspace);

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kernels/cuda/run_plan.h"
 #include "server/session/layout.h"
 #include "server/step/worker.h"
 
@@ -26,6 +27,38 @@ struct Llama {
 constexpr Llama kModels[] = {{"1B", 16, 2048, 512, 8192, 128256, true},
                              {"8B", 32, 4096, 1024, 14336, 128256, false},
                              {"70B", 80, 8192, 1024, 28672, 128256, false}};
+
+// Takes memory as the CUDA backend does, and can do nothing else: no GPU is needed to plan for one.
+class PlannedGpu final : public kernels::Backend {
+ public:
+  absl::string_view name() const override { return "planned"; }
+  std::string description() const override { return "planned"; }
+  absl::StatusOr<void*> Allocate(size_t) override { return None(); }
+  void Free(void*) override {}
+  absl::StatusOr<kernels::Stream> CreateStream() override { return None(); }
+  void DestroyStream(kernels::Stream) override {}
+  absl::Status Synchronize(kernels::Stream) override { return None(); }
+  void CopyToHost(kernels::Stream, void*, const void*, size_t) override {}
+  void CopyFromHost(kernels::Stream, void*, const void*, size_t) override {}
+  void Copy(kernels::Stream, void*, const void*, size_t) override {}
+  void MeanOverRanks(kernels::Stream, const kernels::MeanArgs&) override {}
+  void Lookahead(kernels::Stream, const kernels::LookaheadArgs&) override {}
+  void MuonCommit(kernels::Stream, const kernels::MuonCommitArgs&) override {}
+  void Adamw(kernels::Stream, const kernels::AdamwArgs&) override {}
+  void Publish(kernels::Stream, const float*, Dtype, void*, int64_t) override {}
+
+  bool measures_blocks() const override { return true; }
+  bool shares_by_handle() const override { return true; }
+  kernels::StreamMemory MemoryOfStream() const override { return cuda::MemoryOfStream(); }
+  absl::StatusOr<kernels::NewtonSchulzMemory> MemoryOfNewtonSchulz(
+      const kernels::NewtonSchulzOptions& options, int64_t rows, int64_t cols,
+      int64_t blocks) const override {
+    return cuda::MemoryOfNewtonSchulz(options, {rows, cols, blocks});
+  }
+
+ private:
+  static absl::Status None() { return absl::UnimplementedError("there is no device"); }
+};
 
 // What a trainer gives to dmuon: the matrices of the layers. Embeddings, head and norms stay with FSDP2's shards.
 ParameterTable Matrices(const Llama& m) {
@@ -78,7 +111,8 @@ SlotMemory LargestSlot(kernels::Backend& backend, const ParameterTable& table, i
     auto worker = Worker::Plan(context, SlotId(s));
     EXPECT_TRUE(worker.ok()) << worker.status();
     const SlotMemory m = (*worker)->memory();
-    const uint64_t bytes = m.total();
+    const uint64_t bytes = m.device_bytes();
+    EXPECT_LE(m.planning_bytes, bytes);
     if (bytes <= largest) continue;
     largest = bytes;
     most = m;
@@ -97,7 +131,7 @@ double AdamwBytes(const Llama& m, double matrices, int ranks, bool z3) {
 }
 
 std::string Table() {
-  auto backend = kernels::CreateBackend("cpu", 1);
+  PlannedGpu gpu;
   std::string text =
       "| model | GPUs | mode | GRAD | WEIGHT | state | workspace | FSDP2 for the rest | in all | "
       "FSDP2 + "
@@ -108,9 +142,9 @@ std::string Table() {
     const double others = static_cast<double>(OtherElements(m));
     for (int ranks : {8, 16, 32, 64}) {
       for (bool z3 : {false, true}) {
-        const SlotMemory s = LargestSlot(**backend, table, ranks, z3);
+        const SlotMemory s = LargestSlot(gpu, table, ranks, z3);
         const double rest = 16 * others / ranks + (z3 ? 0 : 4 * others);
-        const double all = static_cast<double>(s.total()) + rest;
+        const double all = static_cast<double>(s.device_bytes()) + rest;
         absl::StrAppendFormat(
             &text, "| %s | %d | %s | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f |\n", m.name,
             ranks, z3 ? "Z3" : "Z2", GiB(s.grad_bytes), GiB(s.weight_bytes), GiB(s.state_bytes),
@@ -130,14 +164,22 @@ TEST(MemoryPlan, TheTableOfOperationsIsWhatThePlansSay) {
 }
 
 TEST(MemoryPlan, ASlotsBytesAreTheFormulaOfThePage) {
-  auto backend = kernels::CreateBackend("cpu", 1);
+  PlannedGpu gpu;
   const ParameterTable table = Matrices(kModels[0]);
   const double n = static_cast<double>(Elements(table));
-  const SlotMemory one = LargestSlot(**backend, table, 1, false);
+  const SlotMemory one = LargestSlot(gpu, table, 1, false);
   EXPECT_NEAR(static_cast<double>(one.grad_bytes), 2 * n, 1e-3 * n);
   EXPECT_NEAR(static_cast<double>(one.weight_bytes), 2 * n, 1e-3 * n);
   EXPECT_NEAR(static_cast<double>(one.state_bytes), 12 * n, 1e-3 * n);
-  const SlotMemory windows = LargestSlot(**backend, table, 1, true);
+  const Llama& m = kModels[0];
+  const double x = 2.0 * static_cast<double>(m.hidden * m.ffn);
+  const double square = 2.0 * static_cast<double>(m.hidden * m.hidden);
+  constexpr double kLane = 32 << 20;
+  EXPECT_NEAR(static_cast<double>(one.workspace_bytes), 2 * x + 2 * x + 6 * square + 8 * kLane,
+              1e-2 * x);
+  EXPECT_NEAR(static_cast<double>(one.planning_bytes), 3 * x + 2 * x + 4 * kLane, 1e-2 * x);
+  EXPECT_EQ(one.page_locked_bytes, 1u << 20);
+  const SlotMemory windows = LargestSlot(gpu, table, 1, true);
   EXPECT_NEAR(static_cast<double>(windows.weight_bytes), 2 * 2 * n / kModels[0].layers, 1e-3 * n);
 }
 
