@@ -285,6 +285,40 @@ def test_weights_are_not_written_over_while_something_may_read_them(ranks, z3):
     ranks(1, late_readers, z3)
 
 
+def releases(rank, world_size):
+    """For each release in forward and backward: is it behind all that the device has got?"""
+    import dmuon
+
+    model = make(depth=6)
+    optimizer = dedicate_all(model, True)
+    windows = dmuon.get_comm_ctx(model).weights
+    session, found = windows._session, []
+
+    class Looks:
+        def __getattr__(self, name):
+            return getattr(session, name)
+
+        def release(self, index, stream):
+            found.append(stream == torch.cuda.current_stream().cuda_stream)
+            session.release(index, stream)
+
+    windows._session = Looks()
+    passes = []
+    for ids in batches(2):
+        optimizer.zero_grad()
+        model(ids).backward()
+        passes += found
+        optimizer.step()
+        found.clear()
+    close(model)
+    return passes
+
+
+def test_a_window_is_not_held_by_what_came_after_its_boundary(ranks):
+    (found,) = ranks(1, releases)
+    assert len(found) >= 16 and not any(found)
+
+
 def capture(rank, world_size, z3):
     model = make()
     optimizer = dedicate_all(model, z3)

@@ -1,4 +1,4 @@
-"""Where tensors are and where the daemon computes: what is refused, and how, without a GPU; test_cuda.py has the rest."""
+"""Where tensors are and where the daemon computes: what is refused, without a GPU; test_cuda.py has the rest."""
 
 from types import SimpleNamespace
 

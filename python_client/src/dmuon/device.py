@@ -37,6 +37,11 @@ def current(session: Any) -> AbstractContextManager[Any]:
     return nullcontext() if session.device is None else torch.cuda.device(session.device)
 
 
+def stream_aside(session: Any) -> torch.cuda.Stream | None:
+    """A stream of the arenas' device on which nothing runs; None in the host's memory."""
+    return None if session.device is None else torch.cuda.Stream(session.device)
+
+
 def refuse_capture(session: Any) -> None:
     """RuntimeError: a CUDA graph is being recorded, which would be replayed without the hooks and their waits."""
     if session.device is not None and torch.cuda.is_current_stream_capturing():
@@ -52,9 +57,11 @@ class Streams:
     In the host's memory there are none, and everything here does nothing.
     """
 
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: Any, aside: torch.cuda.Stream | None = None) -> None:
         self._session = session
+        self._aside = aside
         self._seen: dict[int, torch.cuda.Stream] = {}
+        self._ends: list[torch.cuda.Event] = []
 
     def here(self, *used: torch.Tensor) -> None:
         """What is on the current stream works on it; and on the tensors `used`, which may be freed before it has."""
@@ -62,18 +69,33 @@ class Streams:
             return
         stream = torch.cuda.current_stream(self._session.device)
         self._seen[stream.cuda_stream] = stream
+        self._ends.clear()
         for tensor in used:
             tensor.record_stream(stream)
 
+    def end(self) -> None:
+        """What they have got until now is the last, unless there is another `here`. REQUIRES: an aside."""
+        if not self._ends:
+            self._ends = [stream.record_event() for stream in self._seen.values()]
+
     def join(self) -> int | None:
-        """The current stream, behind what all of them have got until now; they are forgotten."""
+        """A stream behind all of them: behind their ends, or else the current one, behind what they have got until now.
+
+        They are forgotten.
+        """
         if self._session.device is None:
             return None
         stream = torch.cuda.current_stream(self._session.device)
-        for other in self._seen.values():
-            if other != stream:
-                stream.wait_stream(other)
+        if self._ends and self._aside is not None:
+            stream = self._aside
+            for event in self._ends:
+                stream.wait_event(event)
+        else:
+            for other in self._seen.values():
+                if other != stream:
+                    stream.wait_stream(other)
         self._seen.clear()
+        self._ends.clear()
         return int(stream.cuda_stream)
 
     def synchronize(self) -> None:

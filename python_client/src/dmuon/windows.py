@@ -3,7 +3,8 @@
 Each boundary has one window of the WEIGHT arena, always the same, and shares it with others. Autograd saved *views* of
 that window in forward, so a boundary must be back in it before its backward begins: a hook on its output tensors does
 that. Nothing is given back before another boundary needs the window ("release" only permits), and every boundary after
-a step, because what it holds is old then.
+a step, because what it holds is old then. On a GPU a release waits for what the device had to do when the boundary was
+done, not for what it got since, so that it need not run dry.
 
 Is a boundary still needed by the backward pass that runs? Autograd runs nodes in falling order of their sequence
 numbers, so a boundary whose backward began and whose forward began at number s is needed until a node below s runs.
@@ -35,7 +36,8 @@ class WeightWindows:
             dtype: torch.full((), float("nan"), dtype=dtype, device=where)
             for dtype in {p.param_dtype for p in ctx.params}
         }
-        self._readers = [device.Streams(ctx.session) for _ in ctx.boundaries]
+        aside = device.stream_aside(ctx.session)
+        self._readers = [device.Streams(ctx.session, aside) for _ in ctx.boundaries]
         self.materialized = 0  # times that a window was filled
 
     def adopt(self) -> None:
@@ -67,6 +69,7 @@ class WeightWindows:
 
     def _begin_forward(self, boundary: Boundary) -> None:
         device.refuse_capture(self._session)
+        self._end_readers()
         displaced = None
         if not boundary.resident:
             holder = self._holder.get(boundary.window)
@@ -91,6 +94,7 @@ class WeightWindows:
         displaced = boundary.displaced.pop()
         boundary.running -= 1
         self._readers[boundary.index].here()
+        self._end_readers()
         tensors = graph_tensors(output)
         if tensors:
             torch.autograd.graph.register_multi_grad_hook(
@@ -98,6 +102,7 @@ class WeightWindows:
             )
         if displaced is not None:
             self._materialize(displaced)
+            self._readers[displaced.index].here()
 
     @_torch_private.without_dynamo
     def _begin_backward(self, boundary: Boundary, start: int, gradient: torch.Tensor) -> None:
@@ -106,6 +111,7 @@ class WeightWindows:
                 f"create_graph=True needs the weights of boundary '{boundary.name}' after its backward; dedicate with "
                 "reshard_after_forward=False for higher derivatives"
             )
+        self._end_readers()
         if not boundary.resident:
             holder = self._holder.get(boundary.window)
             if holder is not None and (holder.running or self._busy(holder)):
@@ -126,6 +132,12 @@ class WeightWindows:
         number = _torch_private.current_node_sequence_nr()
         boundary.backwards = [(t, start) for t, start in boundary.backwards if t != task or number >= start]
         return any(t == task for t, _ in boundary.backwards)
+
+    def _end_readers(self) -> None:
+        """Nothing that is yet to come reads the boundaries that are done: their windows need not wait for it."""
+        for boundary in self._holder.values():
+            if not boundary.running and not self._busy(boundary):
+                self._readers[boundary.index].end()
 
     def _materialize(self, boundary: Boundary) -> None:
         holder = self._holder.get(boundary.window)
