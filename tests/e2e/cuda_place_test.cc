@@ -112,6 +112,15 @@ TEST_F(CudaPlace, DevicesAreKnownByTheirIdsWhateverTheirOrder) {
   }
 }
 
+TEST_F(CudaPlace, RanksOnTwoDevicesMeetADaemonThatNumbersThemOtherwise) {
+  constexpr char kTestDevices[] = "DMUON_TEST_DEVICES";  // ranks take turns on so many of theirs
+  StartDaemon({{{kDevices, "3"}, {kVisible, "2,0,1"}}});
+  ChildProcess first = Train({{{kDevices, "3"}, {kVisible, "1,2"}, {kTestDevices, "2"}}}, 2, 0);
+  ChildProcess second = Train({{{kDevices, "3"}, {kVisible, "1,2"}, {kTestDevices, "2"}}}, 2, 1);
+  EXPECT_THAT(first.ReadAll(), HasSubstr("step 1"));
+  EXPECT_THAT(second.ReadAll(), HasSubstr("step 1"));
+}
+
 TEST_F(CudaPlace, ADeviceThatTheDaemonDoesNotSeeIsNamed) {
   const Side three{{{kDevices, "3"}, {kVisible, "2"}}};
   EXPECT_THAT(Meet({{{kDevices, "3"}, {kVisible, "1,0"}}}, three),

@@ -1,9 +1,16 @@
 #include "server/session/registration.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <functional>
+
+#include "server/session/namespaces.h"
 
 namespace dmuon::server {
 namespace {
@@ -60,6 +67,26 @@ TEST(CheckBuffers, AHandleIsRefusedWhereTheArenaIsSealedMemory) {
   const absl::Status status = CheckBuffers(Good(), expected);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()), HasSubstr("given a handle of device memory"));
+}
+
+TEST(NamespacesApart, NamesThoseThatAProcessDoesNotShare) {
+  EXPECT_EQ(NamespacesApart(getpid()), "");
+  int began[2];
+  ASSERT_EQ(pipe2(began, O_CLOEXEC), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const char left = unshare(CLONE_NEWIPC) == 0 ? 'y' : 'n';
+    [[maybe_unused]] const ssize_t n = write(began[1], &left, 1);
+    for (;;) pause();
+  }
+  char left = 0;
+  ASSERT_EQ(read(began[0], &left, 1), 1);
+  EXPECT_EQ(NamespacesApart(child), left == 'y' ? "ipc" : "");
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  EXPECT_EQ(NamespacesApart(child), "") << "nobody is there any more";
+  close(began[0]);
+  close(began[1]);
 }
 
 }  // namespace
