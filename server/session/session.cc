@@ -50,6 +50,22 @@ std::string FirstDifference(const ParameterTable& table, const OptimizerSpec& a,
   return "";
 }
 
+// Of a session's memory: one device's, the machine's, or all of it.
+struct Share {
+  uint64_t bytes = 0, planning = 0;
+  int slots = 0;
+};
+
+absl::Status Refused(const std::string& session, const Share& share, const std::string& there) {
+  const std::string planning =
+      share.planning > share.bytes
+          ? absl::StrFormat(", and before them %d to measure products in", share.planning)
+          : "";
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "session '%s': needs %d bytes (arenas, state, workspace and staging of %d slots%s), %s",
+      session, share.bytes, share.slots, planning, there));
+}
+
 }  // namespace
 
 Session::Session(SessionId id, uid_t uid, const OpenSpec& first, kernels::Backend& backend,
@@ -282,40 +298,29 @@ absl::Status Session::PrepareExchanges(const absl::Status& why) {
 
 // All of it against the limit, and each device's share, and the machine's, against what there is.
 absl::Status Session::CheckMemory(const std::vector<std::unique_ptr<Worker>>& workers) const {
-  struct Share {
-    uint64_t bytes = 0, planning = 0;
-    int slots = 0;
-  };
   std::map<kernels::Backend*, Share> shares;  // null: the machine's
-  uint64_t total = 0;
+  Share all;
   for (size_t s = 0; s < workers.size(); ++s) {
     const SlotMemory& memory = workers[s]->memory();
-    Share& share = shares[by_handle_ ? context_.backends[s] : nullptr];
-    share.bytes += memory.device_bytes();
-    share.planning = std::max(share.planning, memory.planning_bytes);
-    ++share.slots;
+    Share& device = shares[by_handle_ ? context_.backends[s] : nullptr];
+    device.bytes += memory.device_bytes();
+    device.planning = std::max(device.planning, memory.planning_bytes);
+    ++device.slots;
     shares[nullptr].bytes += memory.host_bytes();
-    total += memory.total();
+    all.bytes += memory.total();
+    ++all.slots;
   }
-  const auto refused = [&](uint64_t bytes, size_t slots, const std::string& there) {
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("session '%s': needs %d bytes (arenas, state, workspace and staging of %d "
-                        "slots), %s",
-                        name(), bytes, slots, there));
-  };
-  if (total > limits_.max_bytes) {
-    return refused(total, workers.size(),
-                   absl::StrFormat("max_session_bytes is %d", limits_.max_bytes));
-  }
+  shares[nullptr].slots = all.slots;
+  if (all.bytes > limits_.max_bytes)
+    return Refused(name(), all, absl::StrFormat("max_session_bytes is %d", limits_.max_bytes));
   for (const auto& [backend, share] : shares) {
-    // One plan at a time, and all of them before the rest: what is measured in is gone by then.
-    const uint64_t bytes = std::max(share.bytes, share.planning);
     const std::optional<uint64_t> device =
         backend != nullptr ? backend->available_bytes() : std::nullopt;
     const uint64_t available = device.value_or(AvailableMemory());
-    if (bytes <= available) continue;
-    return refused(
-        bytes, backend != nullptr ? share.slots : workers.size(),
+    // One plan at a time, and all of them before the rest: what is measured in is gone by then.
+    if (std::max(share.bytes, share.planning) <= available) continue;
+    return Refused(
+        name(), share,
         absl::StrFormat("%s has %d available",
                         backend != nullptr ? backend->device() : "the machine", available));
   }

@@ -214,6 +214,9 @@ TEST_P(SessionTooBig, IsRefusedWithTheNumbersBeforeAnythingIsAllocated) {
 }
 INSTANTIATE_TEST_SUITE_P(Of, SessionTooBig,
                          ::testing::Values(Case{"one_matrix", {Matrix("w", 8192, 16384)}, {0}},
+                                           Case{"one_that_is_measured_in_more_than_it_takes",
+                                                {Matrix("w", 1, 3000000)},
+                                                {0}},
                                            Case{
                                                "two_slots_that_fit_alone",
                                                {Matrix("w0", 4096, 8192), Matrix("w1", 4096, 8192)},
