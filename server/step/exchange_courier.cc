@@ -283,9 +283,10 @@ void ExchangeCourier::Lose(const QueuedExchange& e) {
 Exchange ExchangeCourier::StageGradient(const QueuedExchange& e, Place& place) {
   const Parameter& parameter = context_.parameter(e.parameter);
   const Dtype dtype = context_.optimizer.parameters[e.parameter.index()].grad_dtype;
-  // What is not copied is sent as it lies there, and no owner reads it.
+  // What is not copied is sent as it lies there, and no owner reads it. Of the next generation there may be some already while
+  // this slot is still at its step: another one has finished it, and appended what both trainers have sent since.
   const bool there = AnnouncedMicros(context_, slot_, parameter.boundary, e.generation) > e.micro;
-  if (there && e.generation == generation_ && context_.Reachable(slot_)) {
+  if (there && e.generation >= generation_ && context_.Reachable(slot_)) {
     backend().Copy(aside_, place.out,
                    context_.arenas[slot_.index()].grad.data() +
                        context_.layout.grad_offset[e.parameter.index()],
