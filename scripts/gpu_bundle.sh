@@ -26,7 +26,8 @@ command -v nvcc >/dev/null || die "no nvcc on PATH nor in /usr/local/cuda/bin: t
 
 # Of the machine with the GPU; this one need not have any of them.
 PYTHONS=(3.10 3.11 3.12 3.13 3.14)
-PROGRAMS=(dmuond dmuonctl train_mlp e2e_trainer e2e_test cuda_step_kernels_test cuda_newton_schulz_test)
+PROGRAMS=(dmuond dmuonctl train_mlp e2e_trainer e2e_test cuda_host cuda_step_kernels_test
+  cuda_newton_schulz_test)
 MODULES=(dmuon_cuda dmuon_nccl dmuon_gpu_probe)
 BUNDLE=$ROOT/gpu-bundle LOG=$ROOT/$FOLDER.log
 WHEEL_REQUIREMENTS=$ROOT/python_client/requirements-wheel.txt

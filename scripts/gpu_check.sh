@@ -8,7 +8,8 @@
 #   --bundle FOLDER  default: gpu-bundle, or the bundle that this script is in
 #   --out FOLDER     where gpu_check.json and logs/ go (default: gpu-check)
 #   --seconds N      for all parts together (default: 500)
-#   PART             tests kernels timing trainer end_to_end sanitizer accuracy (default: all, in this order)
+#   PART             tests host kernels timing trainer end_to_end peer sanitizer accuracy
+#                    (default: all, in this order)
 #
 # Exit code: 0 when everything ran and nothing was wrong; 1 when something was, or did not come to its end; 4 when nothing was wrong
 # but not everything ran (no time, no compute-sanitizer, no C compiler for torch); 2 for a wrong command line; 3 when something is
@@ -19,12 +20,12 @@ cd "$(dirname "$0")/.." || exit 1
 bundle=gpu-bundle out=gpu-check seconds=500
 [[ -f COMMIT ]] && bundle=.
 parts=()
-every=(tests kernels timing trainer end_to_end sanitizer accuracy)
+every=(tests host kernels timing trainer end_to_end peer sanitizer accuracy)
 wrong() { echo "error: $1; --help tells more" >&2; exit 2; }
 missing() { echo "error: $1" >&2; exit 3; }
 while (($#)); do
   case $1 in
-    -h | --help) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,18s/^# \{0,1\}//p' "$0"; exit 0 ;;
     --bundle | --out | --seconds) (($# > 1)) || wrong "$1 needs a value" ;;&
     --bundle) bundle=$2; shift 2 ;;
     --out) out=$2; shift 2 ;;
@@ -108,6 +109,12 @@ run_tests() {
   done
 }
 
+# A step's host time, and how long a record takes to the first kernel.
+run_host() {
+  native host 30 "$bundle/bin/cuda_host"
+  grep -a '^{' "$logs/host.log" > "$out/host.json"
+}
+
 # Most of a test is the start of its daemon, so some run side by side.
 run_end_to_end() {
   # shellcheck disable=SC2016  # expanded there
@@ -150,12 +157,14 @@ for part in "${parts[@]}"; do
   echo "--- $part ($((seconds - SECONDS)) s left)"
   case $part in
     tests) run_tests ;;
+    host) run_host ;;
     end_to_end) run_end_to_end ;;
     trainer) run_trainer ;;
     kernels) of_python kernels 40 ;;
-    timing) of_python timing 130 ;;
+    timing) of_python timing 110 ;;
+    peer) of_python peer 60 ;;
     sanitizer) run_sanitizer & ;;  # nothing is timed beside it
-    accuracy) of_python accuracy 75 ;;
+    accuracy) of_python accuracy 60 ;;
   esac
 done
 wait

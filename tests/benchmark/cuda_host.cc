@@ -1,22 +1,31 @@
-// What a step costs the host: 50 matrices on the stand-ins for CUDA, whose device is done with everything at once. The session,
-// its worker and the CUDA backend are the real ones; arenas are memory of this process, since nothing reads them.
+// What a step costs the host, and how long a record takes to the first kernel's result. The session, its worker and the CUDA
+// backend are the real ones; arenas are memory of this process, registered with CUDA.
+//
+// On a GPU: times. On the stand-ins, whose device is then done with everything at once: also what was called, by their
+// counters; the trigger is run there and means nothing.
 //
 // Prints a line for people and, as its last line, one JSON object.
 #include <dirent.h>
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <memory>
+#include <set>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/newton_schulz/newton_schulz.h"
 #include "nlohmann/json.hpp"
 #include "server/session/session_table.h"
+#include "tests/benchmark/let_sleep.h"
 #include "tests/fakes/fake_cudart.h"
 #include "tests/support/local_trainer.h"
 
@@ -26,15 +35,45 @@ namespace {
 using server::testing::LocalTrainer;
 
 constexpr int kMatrices = 50, kInABoundary = 5, kWarmUp = 20, kSteps = 500;
+constexpr int kTriggers = 500;
 
-// The CUDA backend, but for where arenas come from.
+// What this program calls of CUDA's runtime, which the backend's module has loaded.
+struct Runtime {
+  int (*host_alloc)(void**, size_t, unsigned) = nullptr;
+  int (*free_host)(void*) = nullptr;
+  int (*host_register)(void*, size_t, unsigned) = nullptr;
+  // Of the stand-ins alone.
+  void (*instant)(int) = nullptr;
+  FakeCudaCounters (*counters)() = nullptr;
+};
+
+// The CUDA backend, but for where arenas come from, and where the mean of a trigger goes.
 class HostArenas : public kernels::Backend {
  public:
-  explicit HostArenas(kernels::Backend& cuda) : cuda_(cuda) {}
+  HostArenas(kernels::Backend& cuda, const Runtime& runtime) : cuda_(cuda), runtime_(runtime) {}
+
+  // From now on memory is the host's, where a kernel's result is seen without waiting for the device.
+  void AllocateOnHost() { on_host_ = true; }
+  // Where the last mean went.
+  const volatile float* mean() const { return mean_; }
+
   absl::string_view name() const override { return cuda_.name(); }
   std::string description() const override { return cuda_.description(); }
-  absl::StatusOr<void*> Allocate(size_t bytes) override { return cuda_.Allocate(bytes); }
-  void Free(void* memory) override { cuda_.Free(memory); }
+  absl::StatusOr<void*> Allocate(size_t bytes) override {
+    if (!on_host_) return cuda_.Allocate(bytes);
+    void* memory = nullptr;
+    if (runtime_.host_alloc(&memory, bytes, 0) != 0)
+      return absl::ResourceExhaustedError("cudaHostAlloc");
+    std::memset(memory, 0, bytes);
+    host_memory_.insert(memory);
+    return memory;
+  }
+  void Free(void* memory) override {
+    if (host_memory_.erase(memory) != 0)
+      runtime_.free_host(memory);
+    else
+      cuda_.Free(memory);
+  }
   absl::StatusOr<kernels::Stream> CreateStream() override { return cuda_.CreateStream(); }
   void DestroyStream(kernels::Stream s) override { cuda_.DestroyStream(s); }
   absl::Status Synchronize(kernels::Stream s) override { return cuda_.Synchronize(s); }
@@ -52,6 +91,7 @@ class HostArenas : public kernels::Backend {
     cuda_.Copy(s, to, from, bytes);
   }
   void MeanOverRanks(kernels::Stream s, const kernels::MeanArgs& a) override {
+    mean_ = a.mean;
     cuda_.MeanOverRanks(s, a);
   }
   void Lookahead(kernels::Stream s, const kernels::LookaheadArgs& a) override {
@@ -83,6 +123,10 @@ class HostArenas : public kernels::Backend {
 
  private:
   kernels::Backend& cuda_;
+  const Runtime& runtime_;
+  std::atomic<bool> on_host_{false};
+  std::atomic<const volatile float*> mean_{nullptr};
+  std::set<void*> host_memory_;  // of one session at a time, made and given back by one thread
 };
 
 [[noreturn]] void Die(const absl::Status& status) {
@@ -93,16 +137,35 @@ void Require(const absl::Status& status) {
   if (!status.ok()) Die(status);
 }
 
-// A function of the stand-in that the module has loaded.
-template <typename F>
-F* Fake(const char* name) {
-  void* runtime = dlopen("libcudart.so.13", RTLD_NOW | RTLD_NOLOAD);
-  void* function = runtime != nullptr ? dlsym(runtime, name) : nullptr;
-  if (function == nullptr) {
-    Die(absl::FailedPreconditionError(
-        "not on the stand-ins for CUDA: run it through scripts/bench.sh cuda_host"));
+Runtime FindRuntime() {
+  void* library = dlopen("libcudart.so.13", RTLD_NOW | RTLD_NOLOAD);
+  Runtime r;
+  const auto find = [library](const char* name, auto* function) {
+    *function = reinterpret_cast<std::remove_pointer_t<decltype(function)>>(dlsym(library, name));
+  };
+  if (library == nullptr) Die(absl::FailedPreconditionError("the backend loaded no runtime"));
+  find("cudaHostAlloc", &r.host_alloc);
+  find("cudaFreeHost", &r.free_host);
+  find("cudaHostRegister", &r.host_register);
+  find("fake_cuda_instant", &r.instant);
+  find("fake_cuda_counters", &r.counters);
+  return r;
+}
+
+// Kernels may read and write all sealed memory of this process, as the worker sees it and as the trainer does.
+void RegisterArenas(const Runtime& runtime) {
+  if (runtime.counters != nullptr) return;  // kernels of the stand-ins read any memory
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin = 0, end = 0;
+    if (line.find("/memfd:") == std::string::npos || line.find(" rw") == std::string::npos)
+      continue;
+    if (sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR, &begin, &end) != 2) continue;
+    const int code = runtime.host_register(reinterpret_cast<void*>(begin), end - begin, 0);
+    constexpr int kAlreadyRegistered = 712;
+    if (code != 0 && code != kAlreadyRegistered)
+      Die(absl::InternalError(absl::StrCat("cudaHostRegister answers ", code, " for ", line)));
   }
-  return reinterpret_cast<F*>(function);
 }
 
 // Nanoseconds that the worker's thread has run, by the kernel's account.
@@ -143,25 +206,25 @@ void OneStep(LocalTrainer& trainer, uint64_t step) {
   Require(trainer.Step(step));
 }
 
-int Run() {
-  auto cuda = kernels::CreateBackend("cuda", 1);
-  Require(cuda.status());
-  auto* const instant = Fake<void(int)>("fake_cuda_instant");
-  auto* const counters = Fake<FakeCudaCounters()>("fake_cuda_counters");
-  HostArenas backend(**cuda);
-  server::SessionTable table(backend, {});
-  LocalTrainer trainer(table, 1, 0);
-  Require(trainer.Open(Table()));
+void Start(LocalTrainer& trainer, const Runtime& runtime, const server::OpenSpec& table) {
+  Require(trainer.Open(table));
   server::OptimizerSpec optimizer;
-  optimizer.groups = {{"muon", server::Route::kMuon}};
-  optimizer.parameters.assign(kMatrices, {});
+  optimizer.groups = {{"all", table.table.parameters.front().route}};
+  optimizer.parameters.assign(table.table.parameters.size(), {});
   Require(trainer.Configure(optimizer));
+  RegisterArenas(runtime);
   Require(trainer.Register());
-  instant(1);
+}
+
+nlohmann::json MeasureSteps(server::SessionTable& table, const Runtime& runtime) {
+  LocalTrainer trainer(table, 1, 0);
+  Start(trainer, runtime, Table());
+  if (runtime.instant != nullptr) runtime.instant(1);
   uint64_t step = 0;
   while (step < kWarmUp) OneStep(trainer, ++step);
 
-  const FakeCudaCounters before = counters();
+  const auto count = [&] { return runtime.counters ? runtime.counters() : FakeCudaCounters{}; };
+  const FakeCudaCounters before = count();
   const int64_t cpu = WorkerNanos();
   std::vector<double> wall;
   for (int i = 0; i < kSteps; ++i) {
@@ -170,28 +233,83 @@ int Run() {
     wall.push_back(absl::ToDoubleMilliseconds(absl::Now() - start));
   }
   const double host_ms = static_cast<double>(WorkerNanos() - cpu) * 1e-6 / kSteps;
-  const FakeCudaCounters after = counters();
+  const FakeCudaCounters after = count();
+  if (runtime.instant != nullptr) runtime.instant(0);
+  Require(trainer.Close());
   std::sort(wall.begin(), wall.end());
-  const auto each = [](uint64_t a, uint64_t b) { return static_cast<double>(b - a) / kSteps; };
-  const nlohmann::json result = {
-      {"matrices", kMatrices},
-      {"steps", kSteps},
-      {"host_ms_per_step", host_ms},
-      {"wall_ms_per_step_p50", wall[kSteps / 2]},
-      {"allocations_per_step", each(before.allocations, after.allocations)},
-      {"synchronisations_per_step", each(before.waits, after.waits)},
-      {"created_per_step", each(before.created, after.created)},
-      {"launches_per_step", each(before.launches, after.launches)},
-      {"default_stream_uses", after.default_stream_uses - before.default_stream_uses}};
+  nlohmann::json result = {{"matrices", kMatrices},
+                           {"steps", kSteps},
+                           {"host_ms_per_step", host_ms},
+                           {"wall_ms_per_step_p50", wall[kSteps / 2]}};
+  if (runtime.counters != nullptr) {
+    const auto each = [](uint64_t a, uint64_t b) { return static_cast<double>(b - a) / kSteps; };
+    result["allocations_per_step"] = each(before.allocations, after.allocations);
+    result["synchronisations_per_step"] = each(before.waits, after.waits);
+    result["created_per_step"] = each(before.created, after.created);
+    result["launches_per_step"] = each(before.launches, after.launches);
+    result["default_stream_uses"] = after.default_stream_uses - before.default_stream_uses;
+  }
+  return result;
+}
+
+// From a record of READY to the first kernel's result, seen from the host: it contains the kernel itself.
+std::vector<double> MeasureTriggers(server::SessionTable& table, HostArenas& backend,
+                                    const Runtime& runtime) {
+  server::OpenSpec spec = Table();
+  spec.job = "trigger";
+  spec.table.boundaries.resize(1);
+  spec.table.parameters.resize(1);
+  spec.table.parameters[0].shape = {64};
+  spec.table.parameters[0].route = server::Route::kAdamw;
+  backend.AllocateOnHost();
+  LocalTrainer trainer(table, 2, 0);
+  Start(trainer, runtime, spec);
+  trainer.SetGrad(0, std::vector<float>(64, 1));
+  std::vector<double> micros;
+  for (uint32_t micro = 0; micro < kTriggers; ++micro) {
+    LetSleep(trainer.page().header().daemon_sleeps);
+    const volatile float* mean = backend.mean();
+    const float before = micro == 0 ? 0 : *mean;
+    const absl::Time start = absl::Now();
+    trainer.Ready(0, micro);
+    // Each micro adds 1. Of the first it is not known yet where it goes.
+    while (micro != 0 && *mean == before) {
+      if (absl::Now() > start + absl::Seconds(10))
+        Die(absl::DeadlineExceededError("no kernel wrote the mean"));
+    }
+    if (micro != 0) micros.push_back(absl::ToDoubleMicroseconds(absl::Now() - start));
+    Require(trainer.AwaitConsumed(0, micro));
+  }
+  Require(trainer.Close());
+  std::sort(micros.begin(), micros.end());
+  return micros;
+}
+
+int Run() {
+  auto cuda = kernels::CreateBackend("cuda", 1);
+  Require(cuda.status());
+  const Runtime runtime = FindRuntime();
+  HostArenas backend(**cuda, runtime);
+  server::SessionTable table(backend, {});
+  nlohmann::json result = MeasureSteps(table, runtime);
+  const std::vector<double> triggers = MeasureTriggers(table, backend, runtime);
   printf(
-      "a step of %d matrices: %.3f ms of the worker's thread, %.3f ms from the first READY to the "
-      "last weight (median), "
-      "%.1f launches, %.2f waits\n",
-      kMatrices, host_ms, wall[kSteps / 2], each(before.launches, after.launches),
-      each(before.waits, after.waits));
+      "%s\na step of %d matrices: %.3f ms of the worker's thread, %.3f ms from the first READY to "
+      "the last weight (median)\n",
+      backend.description().c_str(), kMatrices, result["host_ms_per_step"].get<double>(),
+      result["wall_ms_per_step_p50"].get<double>());
+  if (runtime.counters == nullptr) {
+    result["trigger_us_p50"] = triggers[triggers.size() / 2];
+    result["trigger_us_p99"] = triggers[triggers.size() * 99 / 100];
+    printf("a record to the first kernel's result: %.1f us (median)\n",
+           triggers[triggers.size() / 2]);
+  } else {
+    printf("on the stand-ins: %.1f launches, %.2f waits\n",
+           result["launches_per_step"].get<double>(),
+           result["synchronisations_per_step"].get<double>());
+  }
   printf("%s\n", result.dump().c_str());
-  instant(0);
-  return trainer.Close().ok() ? 0 : 1;
+  return 0;
 }
 
 }  // namespace

@@ -23,6 +23,7 @@
 #include "proto/wire/futex.h"
 #include "server/session/session_table.h"
 #include "tests/benchmark/allocation_count.h"
+#include "tests/benchmark/let_sleep.h"
 #include "tests/benchmark/timing_backend.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/local_trainer.h"
@@ -155,14 +156,6 @@ void AnswerBare(Shared& shared) {
 }
 
 // ---- the child: a trainer ------------------------------------------------------------------------------------------
-
-// Until the other side sleeps, and a little longer: its futex call must have been made.
-void LetSleep(const std::atomic<uint32_t>& sleeps) {
-  while (sleeps == 0) {
-  }
-  const timespec pause = {.tv_sec = 0, .tv_nsec = 200'000};
-  nanosleep(&pause, nullptr);
-}
 
 int64_t BareTrigger(Shared& shared) {
   LetSleep(shared.bare_sleeps);

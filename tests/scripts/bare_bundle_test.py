@@ -139,7 +139,11 @@ class GpuCheck(unittest.TestCase):
 
     def test_it_has_all_that_it_runs(self):
         script = (BUNDLE / "scripts/gpu_check.sh").read_text()
-        for file in re.findall(r"tests/cuda/gpu/\w+\.py", script):
+        files = re.findall(r"tests/cuda/gpu/\w+\.py", script)
+        files += [f"tests/cuda/gpu/{part}.py" for part in re.findall(r"of_python (\w+)", script)]
+        files += [f"bin/{program}" for program in re.findall(r"cuda_\w+|e2e_test", script)]
+        self.assertGreaterEqual(len(set(files)), 10, files)
+        for file in files:
             self.assertTrue((BUNDLE / file).is_file(), file)
 
 

@@ -15,6 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts/gpu_check.sh"
 sys.path.insert(0, str(ROOT / "tests/cuda/gpu"))
 
+import goals  # noqa: E402
 import libraries  # noqa: E402
 
 # A shell that starts the tests in the background ignores SIGINT for all that they start.
@@ -208,6 +209,27 @@ class Libraries(unittest.TestCase):
                               env={**os.environ, "PYTHONPATH": str(site)}, timeout=60)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(done.stdout.strip().split(":")[0], str(cuda))
+
+
+class Goals(unittest.TestCase):
+    def test_what_was_not_measured_is_neither_met_nor_missed(self):
+        listed = goals.goals({})
+        self.assertGreater(len(listed), 10)
+        self.assertEqual([goal["met"] for goal in listed], [None] * len(listed))
+
+    def test_each_figure_is_held_against_its_own_goal(self):
+        large = f"x {goals.LARGE}"
+        shares = {f"{name} {large}": {"of_copy": 0.9} for name in goals.FUSED}
+        listed = goals.goals({
+            "timing": {"1024x4096": {"over_torch_compiled": 0.4, "share_of_peak": 0.1},
+                       "2048x8192": {"over_torch_compiled": 0.6, "share_of_peak": 0.7},
+                       "4096x4096": {"error": "RuntimeError: out of memory"}},
+            "peer": {"2048x8192": {"over_peer": 1.3}},
+            "host": {"host_ms_per_step": 0.5},
+            "kernels": {**shares, f"adamw {large}": {"of_copy": 0.8}, "adamw x 64": {"of_copy": 0.1}},
+        })
+        measured = [(goal["measured"], goal["met"]) for goal in listed if goal["met"] is not None]
+        self.assertEqual(measured, [(0.4, True), (0.6, False), (1.3, False), (0.7, True), (0.8, False), (0.5, True)])
 
 
 if __name__ == "__main__":

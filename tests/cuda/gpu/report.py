@@ -11,9 +11,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tables import print_accuracy, print_kernels, print_timing, print_trainer
+from goals import goals
+from tables import (
+    print_accuracy,
+    print_goals,
+    print_host,
+    print_kernels,
+    print_peer,
+    print_timing,
+    print_trainer,
+)
 
-PARTS = ("kernels", "timing", "trainer", "accuracy")
+SHOW = {
+    "host": print_host,
+    "kernels": print_kernels,
+    "timing": print_timing,
+    "peer": print_peer,
+    "trainer": print_trainer,
+    "accuracy": print_accuracy,
+}
 
 
 def take(path: Path) -> dict[str, Any]:
@@ -101,12 +117,14 @@ def print_tests(runs: dict[str, Any]) -> None:
 def main() -> int:
     folder = Path(sys.argv[1])
     report: dict[str, Any] = {"steps": take_steps(folder / "steps.tsv"), "tests": tests(folder)}
-    for part in PARTS:
+    for part in SHOW:
         report[part] = take(folder / f"{part}.json")
+    report["goals"] = goals(report)
     (folder / "gpu_check.json").write_text(json.dumps(report, indent=1))
     print_tests(report["tests"])
-    for part, show in zip(PARTS, (print_kernels, print_timing, print_trainer, print_accuracy), strict=True):
+    for part, show in SHOW.items():
         show(report[part])
+    print_goals(report["goals"])
     print()
     for step in report["steps"]:
         print(f"{step['step']}: {step['state']}{step['why'] and ', '}{step['why']} ({step['seconds']} s)")

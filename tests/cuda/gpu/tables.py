@@ -47,6 +47,31 @@ def print_timing(timing: dict[str, Any]) -> None:
                 print(f"  {key[:-5]} {kind} (us): {cuts}   [{value['plan_ms']:.0f} ms to plan]")
 
 
+def print_host(host: dict[str, Any]) -> None:
+    if "host_ms_per_step" in host:
+        print(f"host: {host['host_ms_per_step']:.3f} ms for a step of {host['matrices']} matrices")
+    if "trigger_us_p50" in host:
+        print(f"record to the first kernel's result: {host['trigger_us_p50']:.1f} us, p99 {host['trigger_us_p99']:.1f}")
+
+
+def print_peer(peer: dict[str, Any]) -> None:
+    if "peer" in peer:
+        print(f"\npeer: {peer['peer']}")
+    for key, value in peer.items():
+        if isinstance(value, dict) and "over_peer" in value:
+            ms = value["ms"]
+            print(f"  {key}: peer {ms['peer']:.4g} ms, dmuon {ms['dmuon']:.4g} ms, ratio {value['over_peer']:.3g}")
+        elif isinstance(value, dict):
+            print(f"  {key}: {value}")
+
+
+def print_goals(goals: list[dict[str, Any]]) -> None:
+    print("\nwhat | goal | measured")
+    for goal in goals:
+        verdict = "not measured" if goal["met"] is None else "" if goal["met"] else "NOT MET"
+        print(f"{goal['what']} | {goal['goal']} | {number(goal['measured'])} {verdict}".rstrip())
+
+
 def print_accuracy(accuracy: dict[str, Any]) -> None:
     if not accuracy:
         return

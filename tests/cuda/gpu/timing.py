@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 
@@ -102,25 +103,30 @@ def own_contenders(
     return contenders, plans
 
 
-def compete(backend: Backend, results: Results, m: int, n: int) -> dict:
-    label = f"{m}x{n}"
-    x = torch.randn(m, n, device="cuda")
-    torch.cuda.synchronize()
-    own, plans = own_contenders(backend, x, results, label)
-    contenders = torch_contenders(x, results, label) + own
+def in_turn(contenders: list[Contender], m: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Median and least ms of each. In turn, so that clocks and heat are shared."""
     for c in contenders:  # warm
         c.run()
         c.run()
     torch.cuda.synchronize()
     repeats = 10 if m <= 1024 else 4 if m <= 2048 else 1
     times: dict[str, list[float]] = {c.name: [] for c in contenders}
-    for _ in range(7 if m < 8192 else 3):  # in turn, so that clocks and heat are shared
+    for _ in range(7 if m < 8192 else 3):
         for c in contenders:
             torch.cuda.synchronize()
             times[c.name].append(median_ms(c.stream, c.run, 1, repeats))
+    torch.cuda.synchronize()
+    return {name: statistics.median(t) for name, t in times.items()}, {name: min(t) for name, t in times.items()}
+
+
+def compete(backend: Backend, results: Results, m: int, n: int) -> dict:
+    label = f"{m}x{n}"
+    x = torch.randn(m, n, device="cuda")
+    torch.cuda.synchronize()
+    own, plans = own_contenders(backend, x, results, label)
+    ms, least = in_turn(torch_contenders(x, results, label) + own, m)
     backend.synchronize()
-    ms = {name: sorted(t)[len(t) // 2] for name, t in times.items()}
-    entry: dict = {"ms": ms, "ms_min": {name: min(t) for name, t in times.items()}}
+    entry: dict = {"ms": ms, "ms_min": least}
     kernel = next((p.info["kernel"] for p in plans), "gram")
     if "dmuon" in ms:
         entry["kernel"] = kernel
