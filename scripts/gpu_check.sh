@@ -135,7 +135,7 @@ import os, sys, zipfile
 for wheel in sys.argv[1:]:  # pip may not be there
     zipfile.ZipFile(wheel).extractall(os.environ["TO"])
 PY
-  PYTHONPATH=$work/python:tests/python PATH=$bundle/bin:$PATH of_python trainer 60
+  PYTHONPATH=$work/python:tests/python${PYTHONPATH:+:$PYTHONPATH} PATH=$bundle/bin:$PATH of_python trainer 60
 }
 
 run_sanitizer() {

@@ -42,6 +42,7 @@ struct Runtime {
   int (*host_alloc)(void**, size_t, unsigned) = nullptr;
   int (*free_host)(void*) = nullptr;
   int (*host_register)(void*, size_t, unsigned) = nullptr;
+  int (*host_unregister)(void*) = nullptr;
   // Of the stand-ins alone.
   void (*instant)(int) = nullptr;
   FakeCudaCounters (*counters)() = nullptr;
@@ -147,26 +148,41 @@ Runtime FindRuntime() {
   find("cudaHostAlloc", &r.host_alloc);
   find("cudaFreeHost", &r.free_host);
   find("cudaHostRegister", &r.host_register);
+  find("cudaHostUnregister", &r.host_unregister);
   find("fake_cuda_instant", &r.instant);
   find("fake_cuda_counters", &r.counters);
   return r;
 }
 
-// Kernels may read and write all sealed memory of this process, as the worker sees it and as the trainer does.
-void RegisterArenas(const Runtime& runtime) {
-  if (runtime.counters != nullptr) return;  // kernels of the stand-ins read any memory
-  std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);) {
-    uintptr_t begin = 0, end = 0;
-    if (line.find("/memfd:") == std::string::npos || line.find(" rw") == std::string::npos)
-      continue;
-    if (sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR, &begin, &end) != 2) continue;
-    const int code = runtime.host_register(reinterpret_cast<void*>(begin), end - begin, 0);
-    constexpr int kAlreadyRegistered = 712;
-    if (code != 0 && code != kAlreadyRegistered)
-      Die(absl::InternalError(absl::StrCat("cudaHostRegister answers ", code, " for ", line)));
+// Kernels may read and write all sealed memory of this process, as the worker sees it and as the trainer does. Ends
+// before the memory does: its addresses may be given out again.
+class RegisteredArenas {
+ public:
+  explicit RegisteredArenas(const Runtime& runtime) : runtime_(runtime) {
+    if (runtime.counters != nullptr) return;  // kernels of the stand-ins read any memory
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+      uintptr_t begin = 0, end = 0;
+      if (line.find("/memfd:") == std::string::npos || line.find(" rw") == std::string::npos)
+        continue;
+      if (sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR, &begin, &end) != 2) continue;
+      void* const base = reinterpret_cast<void*>(begin);
+      const int code = runtime.host_register(base, end - begin, 0);
+      if (code != 0)
+        Die(absl::InternalError(absl::StrCat("cudaHostRegister answers ", code, " for ", line)));
+      bases_.push_back(base);
+    }
   }
-}
+  ~RegisteredArenas() {
+    for (void* base : bases_) runtime_.host_unregister(base);
+  }
+  RegisteredArenas(const RegisteredArenas&) = delete;
+  RegisteredArenas& operator=(const RegisteredArenas&) = delete;
+
+ private:
+  const Runtime& runtime_;
+  std::vector<void*> bases_;
+};
 
 // Nanoseconds that the worker's thread has run, by the kernel's account.
 int64_t WorkerNanos() {
@@ -206,19 +222,22 @@ void OneStep(LocalTrainer& trainer, uint64_t step) {
   Require(trainer.Step(step));
 }
 
-void Start(LocalTrainer& trainer, const Runtime& runtime, const server::OpenSpec& table) {
+// With the registration of its arenas, which ends before the session is closed.
+std::unique_ptr<RegisteredArenas> Start(LocalTrainer& trainer, const Runtime& runtime,
+                                        const server::OpenSpec& table) {
   Require(trainer.Open(table));
   server::OptimizerSpec optimizer;
   optimizer.groups = {{"all", table.table.parameters.front().route}};
   optimizer.parameters.assign(table.table.parameters.size(), {});
   Require(trainer.Configure(optimizer));
-  RegisterArenas(runtime);
+  auto arenas = std::make_unique<RegisteredArenas>(runtime);
   Require(trainer.Register());
+  return arenas;
 }
 
 nlohmann::json MeasureSteps(server::SessionTable& table, const Runtime& runtime) {
   LocalTrainer trainer(table, 1, 0);
-  Start(trainer, runtime, Table());
+  auto arenas = Start(trainer, runtime, Table());
   if (runtime.instant != nullptr) runtime.instant(1);
   uint64_t step = 0;
   while (step < kWarmUp) OneStep(trainer, ++step);
@@ -235,6 +254,7 @@ nlohmann::json MeasureSteps(server::SessionTable& table, const Runtime& runtime)
   const double host_ms = static_cast<double>(WorkerNanos() - cpu) * 1e-6 / kSteps;
   const FakeCudaCounters after = count();
   if (runtime.instant != nullptr) runtime.instant(0);
+  arenas.reset();
   Require(trainer.Close());
   std::sort(wall.begin(), wall.end());
   nlohmann::json result = {{"matrices", kMatrices},
@@ -263,7 +283,7 @@ std::vector<double> MeasureTriggers(server::SessionTable& table, HostArenas& bac
   spec.table.parameters[0].route = server::Route::kAdamw;
   backend.AllocateOnHost();
   LocalTrainer trainer(table, 2, 0);
-  Start(trainer, runtime, spec);
+  auto arenas = Start(trainer, runtime, spec);
   trainer.SetGrad(0, std::vector<float>(64, 1));
   std::vector<double> micros;
   for (uint32_t micro = 0; micro < kTriggers; ++micro) {
@@ -280,6 +300,7 @@ std::vector<double> MeasureTriggers(server::SessionTable& table, HostArenas& bac
     if (micro != 0) micros.push_back(absl::ToDoubleMicroseconds(absl::Now() - start));
     Require(trainer.AwaitConsumed(0, micro));
   }
+  arenas.reset();
   Require(trainer.Close());
   std::sort(micros.begin(), micros.end());
   return micros;
