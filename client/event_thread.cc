@@ -62,9 +62,10 @@ absl::Status EventThread::After(void* stream, const Work& work) {
 }
 
 void EventThread::Run() {
-  const CudaDeviceScope scope(cuda_, device_);
+  // Not a scope: going back at the end would make a context on the device that is current in a new thread.
+  const absl::Status selected = cuda_.Check(cuda_.set_device(device_), "selecting a device");
   absl::MutexLock lock(&mu_);
-  failure_.Update(scope.status());
+  failure_.Update(selected);
   for (;;) {
     const auto more = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
       return stopping_ || !pending_.empty();

@@ -1,5 +1,6 @@
 // A session whose arenas are in this process's device memory.
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -105,9 +106,13 @@ void Session::Impl::NoteClosed(const absl::Status& closed) {
 }
 
 Session::Impl::~Impl() {
-  if (!let_go) return;  // the memory is left to the end of the process
-  device_grad.Free();
-  device_weight.Free();
+  if (!let_go || cuda == nullptr) return;  // else the memory is left to the end of the process
+  // On a thread of its own, since going back to the device that is current in this one could make a context there.
+  std::thread([this] {
+    cuda->set_device(device);
+    device_grad.Free();
+    device_weight.Free();
+  }).join();
 }
 
 absl::Status Session::Impl::Later(EventThread::Kind kind, int boundary, DeviceStream stream) {

@@ -1,6 +1,8 @@
 """What there is on GPUs alone: devices, streams and the life of device memory. On the stand-ins, with two devices."""
 
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -60,6 +62,36 @@ def on_another_device(rank, world_size, z3):
 @pytest.mark.parametrize("z3", [False, True], ids=["z2", "z3"])
 def test_the_arenas_are_on_the_parameters_device_whichever_is_current(ranks, z3):
     assert ranks(1, on_another_device, z3) == [1]
+
+
+NO_CONTEXT = """
+import ctypes, gc, sys, torch, torch.distributed as dist
+from support.models import Toy, close
+from test_cuda import dedicate_all
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+model = Toy().to("cuda:1")
+optimizer = dedicate_all(model, sys.argv[2] == "z3")
+for ids in torch.randint(0, 23, (2, 8, 9)):
+    model(ids.to("cuda:1")).backward()
+    optimizer.step()
+for p in model.parameters():
+    p.grad = torch.ones(p.shape).to("cuda:1")
+optimizer.step()
+close(model)
+del model, optimizer, p
+gc.collect()
+print(ctypes.CDLL(None).fake_cuda_has_context(0), ctypes.CDLL(None).fake_cuda_has_context(1))
+"""
+
+
+@pytest.mark.parametrize("mode", ["z2", "z3"])
+def test_no_context_is_made_on_the_device_that_was_only_current(daemon, tmp_path, mode):
+    environment = {**os.environ, "DMUON_ENDPOINT": daemon.endpoint}
+    process = subprocess.run(
+        [sys.executable, "-c", NO_CONTEXT, str(tmp_path / "store"), mode], env=environment, capture_output=True,
+        text=True, timeout=120,
+    )  # fmt: skip
+    assert process.stdout == "0 1\n", process.stderr
 
 
 def one_step(rank, world_size):

@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from dmuon import device, gloo_threads
+from dmuon import gloo_threads
 from dmuon.parameter import Boundary, DedicatedParam
 
 ATTRIBUTE = "_dedicated_comm_ctx"
@@ -74,8 +74,7 @@ class DedicatedCommContext:
     def close(self) -> None:
         """Leaves the session. Idempotent; the model keeps the weights that it has."""
         if self.session is not None and os.getpid() == self._pid:
-            with device.current(self.session):
-                self.session.close()
+            self.session.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise RuntimeError(
