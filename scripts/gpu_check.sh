@@ -56,7 +56,8 @@ rm -rf "$logs" "$out"/*.json
 mkdir -p "$logs"
 trap 'rm -rf "$work"' EXIT
 echo "bundle $(cat "$bundle/COMMIT"), CUDA libraries in ${cuda:-/etc/ld.so.cache}"
-timeout 30 nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.draw,temperature.gpu --format=csv,noheader
+command -v nvidia-smi > /dev/null &&
+  timeout 30 nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.draw,temperature.gpu --format=csv,noheader
 
 # Ctrl-C ends the part that runs; timeout's own process group does not hear it.
 interrupted=0 running=

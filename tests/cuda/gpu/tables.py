@@ -68,8 +68,8 @@ def print_peer(peer: dict[str, Any]) -> None:
 def print_goals(goals: list[dict[str, Any]]) -> None:
     print("\nwhat | goal | measured")
     for goal in goals:
-        verdict = "not measured" if goal["met"] is None else "" if goal["met"] else "NOT MET"
-        print(f"{goal['what']} | {goal['goal']} | {number(goal['measured'])} {verdict}".rstrip())
+        measured = "not measured" if goal["met"] is None else number(goal["measured"])
+        print(f"{goal['what']} | {goal['goal']} | {measured}{' NOT MET' if goal['met'] is False else ''}")
 
 
 def print_accuracy(accuracy: dict[str, Any]) -> None:
