@@ -66,6 +66,7 @@ absl::Status Fill(const NewtonSchulzOptions& from, v1::NewtonSchulz& to) {
   }
   if (from.iteration_dtype) to.set_iteration_dtype(static_cast<v1::Dtype>(*from.iteration_dtype));
   to.set_deterministic(from.deterministic);
+  to.set_tf32(from.tf32);
   return absl::OkStatus();
 }
 

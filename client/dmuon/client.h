@@ -149,6 +149,7 @@ struct NewtonSchulzOptions {
   std::optional<std::vector<int>> restarts;         // nullopt = derived
   std::optional<Dtype> iteration_dtype;             // nullopt = the backend's default
   bool deterministic = false;                       // fp32 iterations
+  bool tf32 = false;  // products take TF32 factors; with iteration_dtype kF32 alone, on GPUs
 };
 
 struct OptimizerOptions {

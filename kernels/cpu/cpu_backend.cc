@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "kernels/cpu/chunks.h"
 #include "kernels/cpu/cpu_newton_schulz.h"
 #include "kernels/cpu/orthogonality.h"
 #include "kernels/cpu/pages.h"
@@ -18,10 +19,6 @@ namespace {
 
 using cpu::KernelTable;
 using cpu::ThreadPool;
-
-// Vector operations run in chunks of this many elements; sums over chunks are added in their order.
-constexpr int64_t kChunk = 1 << 15;
-constexpr int64_t kChunksAtOnce = 256;
 
 class CpuBackend final : public Backend {
  public:
@@ -59,40 +56,66 @@ class CpuBackend final : public Backend {
   }
 
   void MeanOverRanks(Stream, const MeanArgs& args) override {
-    const double sum = SumChunks(args.count, [&](int64_t from, int64_t count) {
-      return kernels_.mean(args.inputs.data(), static_cast<int64_t>(args.inputs.size()), args.dtype,
-                           from, count, args.divisor, args.accumulate, args.mean + from);
-    });
+    ThreadPool::Lease lease(pool_);
+    double sum = 0;
+    cpu::SumInChunks(
+        pool_, 1, args.count,
+        [&](int64_t, int64_t from, int64_t count) {
+          return kernels_.mean(args.inputs.data(), static_cast<int64_t>(args.inputs.size()),
+                               args.dtype, from, count, args.divisor, args.accumulate,
+                               args.mean + from);
+        },
+        [&](int64_t, double chunk) { sum += chunk; });
     if (args.square_sum != nullptr) *args.square_sum = sum;
   }
 
   void Lookahead(Stream, const LookaheadArgs& args) override {
-    ForChunks(args.count, [&](int64_t from, int64_t count) {
-      kernels_.lookahead(args.momentum + from, args.gradient + from, args.update + from, count,
-                         args.mu, args.clip, args.nesterov);
+    ThreadPool::Lease lease(pool_);
+    const auto blocks = static_cast<int64_t>(args.offsets.size());
+    const auto run = [&](int64_t block, int64_t from, int64_t count) {
+      const int64_t at = args.offsets[block] + from;
+      kernels_.lookahead(args.momentum + at, args.gradient + at, args.update + at, count, args.mu,
+                         args.clip, args.nesterov);
+      // The chunk is still in the cache.
+      return args.norms != nullptr ? cpu::NormOfChunk(kernels_, args.update + at, count)
+                                   : BlockNorm();
+    };
+    if (args.norms != nullptr) std::fill_n(args.norms, blocks, BlockNorm());
+    cpu::SumInChunks(pool_, blocks, args.count, run, [&](int64_t block, const BlockNorm& chunk) {
+      if (args.norms != nullptr) cpu::Add(chunk, args.norms[block]);
     });
+    for (int64_t i = 0; args.square_sums != nullptr && i < blocks; ++i)
+      args.square_sums[i] = args.norms[i].square_sum;
   }
 
   void MuonCommit(Stream, const MuonCommitArgs& args) override {
-    const double sum = SumChunks(args.count, [&](int64_t from, int64_t count) {
+    ThreadPool::Lease lease(pool_);
+    const auto blocks = static_cast<int64_t>(args.offsets.size());
+    const auto run = [&](int64_t block, int64_t from, int64_t count) {
+      const int64_t at = args.offsets[block] + from;
       const double square_sum = kernels_.muon_commit(
-          args.momentum + from, args.gradient + from, args.weight + from, args.orthogonal + from,
-          count, args.mu, args.clip, 1 - args.decay, args.scale);
+          args.momentum + at, args.gradient + at, args.weight + at, args.orthogonal + at, count,
+          args.mu, args.clip, 1 - args.decay, args.scale);
       // The chunk is still in the cache.
       if (args.published != nullptr) {
         kernels_.publish(
-            args.weight + from, args.published_dtype,
-            static_cast<std::byte*>(args.published) + from * ByteSize(args.published_dtype), count);
+            args.weight + at, args.published_dtype,
+            static_cast<std::byte*>(args.published) + at * ByteSize(args.published_dtype), count);
       }
       return square_sum;
+    };
+    if (args.square_sums != nullptr) std::fill_n(args.square_sums, blocks, 0.0);
+    cpu::SumInChunks(pool_, blocks, args.count, run, [&](int64_t block, double chunk) {
+      if (args.square_sums != nullptr) args.square_sums[block] += chunk;
     });
-    if (args.square_sum != nullptr) *args.square_sum = sum;
   }
 
-  bool measures_blocks() const override { return true; }
   void Orthogonality(Stream, const OrthogonalityArgs& args) override {
     ThreadPool::Lease lease(pool_);
-    *args.square_error = cpu::SampledOrthogonality(kernels_, args.orthogonal, args.rows, args.cols);
+    pool_.Run(static_cast<int64_t>(args.offsets.size()), [&](int64_t i) {
+      args.square_errors[i] = cpu::SampledOrthogonality(kernels_, args.orthogonal + args.offsets[i],
+                                                        args.rows, args.cols);
+    });
   }
 
   void Adamw(Stream, const AdamwArgs& args) override {
@@ -134,31 +157,12 @@ class CpuBackend final : public Backend {
   }
 
  private:
-  static int64_t ChunksIn(int64_t count) { return (count + kChunk - 1) / kChunk; }
-
-  // body(from, count) gives a number for each chunk; they are added in the order of the chunks.
-  template <typename Body>
-  double SumChunks(int64_t count, const Body& body) {
-    ThreadPool::Lease lease(pool_);
-    double total = 0;
-    for (int64_t start = 0; start < count; start += kChunk * kChunksAtOnce) {
-      double sums[kChunksAtOnce];
-      const int64_t chunks = std::min(kChunksAtOnce, ChunksIn(count - start));
-      pool_.Run(chunks, [&](int64_t c) {
-        const int64_t from = start + c * kChunk;
-        sums[c] = body(from, std::min(kChunk, count - from));
-      });
-      for (int64_t c = 0; c < chunks; ++c) total += sums[c];
-    }
-    return total;
-  }
-
   template <typename Body>
   void ForChunks(int64_t count, const Body& body) {
     ThreadPool::Lease lease(pool_);
-    pool_.Run(ChunksIn(count), [&](int64_t c) {
-      const int64_t from = c * kChunk;
-      body(from, std::min(kChunk, count - from));
+    pool_.Run(cpu::ChunksIn(count), [&](int64_t c) {
+      const int64_t from = c * cpu::kChunk;
+      body(from, std::min(cpu::kChunk, count - from));
     });
   }
 

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/cpu/chunks.h"
+
 namespace dmuon::kernels::cpu {
 namespace {
 
@@ -62,39 +64,28 @@ CpuMatrixOps::CpuMatrixOps(const KernelTable& kernels, ThreadPool& pool, const R
   parts_ = reinterpret_cast<double*>(next);
 }
 
-CpuMatrixOps::Scale CpuMatrixOps::ScaleOf(const float* in) {
-  // Partial sums over fixed chunks, added in order: the bits do not depend on threads.
-  constexpr int64_t kChunk = 1 << 15;
-  constexpr int64_t kChunks = 256;
-  const int64_t count = layout_.rows * layout_.cols;
-  double square_sum = 0;
-  float magnitude = 0;
-  for (int64_t start = 0; start < count; start += kChunk * kChunks) {
-    double sums[kChunks];
-    float magnitudes[kChunks];
-    const int64_t chunks = std::min(kChunks, (count - start + kChunk - 1) / kChunk);
-    pool_.Run(chunks, [&](int64_t c) {
-      const int64_t from = start + c * kChunk;
-      kernels_.norm(in + from, std::min(kChunk, count - from), &sums[c], &magnitudes[c]);
-    });
-    for (int64_t c = 0; c < chunks; ++c) {
-      square_sum += sums[c];
-      magnitude = std::max(magnitude, magnitudes[c]);
-    }
-  }
-  square_norm_ = square_sum;
-  if (square_sum == 0) return {0, 0, true};
+BlockNorm CpuMatrixOps::NormOf(const float* in) const {
+  BlockNorm norm;
+  SumInChunks(
+      pool_, 1, layout_.rows * layout_.cols,
+      [&](int64_t, int64_t from, int64_t count) { return NormOfChunk(kernels_, in + from, count); },
+      [&](int64_t, const BlockNorm& chunk) { Add(chunk, norm); });
+  return norm;
+}
+
+CpuMatrixOps::Scale CpuMatrixOps::ScaleFor(const BlockNorm& norm) {
+  if (norm.square_sum == 0) return {0, 0, true};
   // U / mx / (||U / mx|| + 1e-7) = U * power * rest, so that nothing leaves the range of fp32 on the way. Squares of
   // any fp32 fit in float64, so the norm needs no scaling by mx.
-  const double scale = 1 / (std::sqrt(square_sum) + kNormEpsilon * magnitude);
+  const double scale = 1 / (std::sqrt(norm.square_sum) + kNormEpsilon * norm.largest);
   int exponent;
-  std::frexp(magnitude, &exponent);
+  std::frexp(norm.largest, &exponent);
   const double power = std::ldexp(1.0, std::clamp(-exponent, -126, 126));
   return {static_cast<float>(power), static_cast<float>(scale / power), false};
 }
 
-bool CpuMatrixOps::Load(const float* in) {
-  const Scale scale = ScaleOf(in);
+bool CpuMatrixOps::Load(const float* in, const BlockNorm& norm) {
+  const Scale scale = ScaleFor(norm);
   if (scale.zero) return false;
   const int64_t row_blocks = BlocksFor(layout_.rows), col_blocks = BlocksFor(layout_.cols);
   constexpr int64_t kBlocksPerPiece = 8;

@@ -42,9 +42,10 @@ class CpuMatrixOps final : public MatrixOps {
   CpuMatrixOps(const KernelTable& kernels, ThreadPool& pool, const RunLayout& layout,
                void* workspace, float* out);
 
+  // The norm of a matrix of this layout.
+  BlockNorm NormOf(const float* in) const;
   // Packs `in`, scaled to Frobenius norm 1. False for an all-zero matrix: nothing is packed then.
-  bool Load(const float* in);
-  double square_norm() const { return square_norm_; }  // ||in||_F^2, after Load
+  bool Load(const float* in, const BlockNorm& norm);
 
   void BeginStep(int step, int steps) override { steps_left_ = steps - step; }
   void Gram(int r) override;
@@ -57,7 +58,7 @@ class CpuMatrixOps final : public MatrixOps {
     float power, rest;  // multiplied one after the other: the first is a power of two
     bool zero;
   };
-  Scale ScaleOf(const float* in);
+  static Scale ScaleFor(const BlockNorm& norm);
   void PackTile(int64_t i, int64_t j, const float* tile, const float* transposed);
   void StoreSymmetric(const Panels& to, int64_t i, int64_t j, float* tile) const;
   void StoreOutput(int64_t i, int64_t j, const float* tile) const;
@@ -84,7 +85,6 @@ class CpuMatrixOps final : public MatrixOps {
   Panels cols_[2];  // the first is current
   Panels slots_[kSymmetricSlots];
   Panels split_[2];
-  double square_norm_ = 0;
   double* parts_;         // a number for each panel of a symmetric matrix
   int steps_left_ = 0;    // this one included
   double gram_norm_ = 0;  // ||X X^T||_F, mixed only

@@ -77,6 +77,10 @@ struct RunPlan {
 
 absl::StatusOr<RunPlan> PlanRun(const KernelTable& kernels, const NewtonSchulzOptions& options,
                                 int64_t rows, int64_t cols) {
+  if (options.tf32) {
+    return absl::UnimplementedError(
+        "Newton-Schulz: tf32 is not built on the cpu backend; ask for bf16 or fp32, or for none");
+  }
   if (options.iteration_dtype == Dtype::kF16 && !options.deterministic) {
     return absl::UnimplementedError(
         "Newton-Schulz: iteration dtype fp16 is not built on the cpu backend; ask for bf16 or "
@@ -112,7 +116,7 @@ class CpuNewtonSchulz final : public NewtonSchulz {
 
   void Run(Stream, const float* in, float* out, void* workspace) const override {
     ThreadPool::Lease lease(pool_);
-    RunOne(pool_, in, out, workspace);
+    RunOne(pool_, in, out, nullptr, workspace);
   }
 
   void RunBatch(Stream, const NewtonSchulzBatch& batch) const override {
@@ -120,8 +124,8 @@ class CpuNewtonSchulz final : public NewtonSchulz {
     const auto count = static_cast<int64_t>(batch.offsets.size());
     const auto run = [&](ThreadPool& pool, int64_t i, void* workspace) {
       const int64_t offset = batch.offsets[i];
-      const double square_norm = RunOne(pool, batch.in + offset, batch.out + offset, workspace);
-      if (batch.square_norms != nullptr) batch.square_norms[i] = square_norm;
+      RunOne(pool, batch.in + offset, batch.out + offset,
+             batch.norms != nullptr ? &batch.norms[i] : nullptr, workspace);
     };
     // A block to a core: the products of a small one are too short to be shared. One that is left over is shared all the
     // same, rather than that the other cores wait for it.
@@ -147,17 +151,16 @@ class CpuNewtonSchulz final : public NewtonSchulz {
   }
 
  private:
-  // Returns ||in||_F^2.
-  double RunOne(ThreadPool& pool, const float* in, float* out, void* workspace) const {
+  void RunOne(ThreadPool& pool, const float* in, float* out, const BlockNorm* norm,
+              void* workspace) const {
     CpuMatrixOps ops(kernels_, pool, run_.layout, workspace, out);
-    if (!ops.Load(in)) {
+    if (!ops.Load(in, norm != nullptr ? *norm : ops.NormOf(in))) {
       std::memset(out, 0, sizeof(float) * run_.layout.rows * run_.layout.cols);
     } else if (run_.form == NsForm::kGram) {
       IterateGram(run_.schedule, run_.restarts, ops);
     } else {
       IterateDirect(run_.schedule, ops);
     }
-    return ops.square_norm();
   }
 
   const KernelTable& kernels_;

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -37,6 +38,19 @@ Element ToElement(Dtype dtype) {
   return Element::kF32;
 }
 
+// Calls f with as many blocks of `params` at a time as a kernel takes.
+template <typename Params, typename F>
+void ForBlocks(absl::Span<const int64_t> offsets, Params params, F f) {
+  for (; !offsets.empty(); offsets.remove_prefix(static_cast<size_t>(params.blocks.count))) {
+    const absl::Span<const int64_t> some =
+        offsets.first(std::min<size_t>(offsets.size(), kMostTogether));
+    params.blocks.count = static_cast<int>(some.size());
+    std::copy(some.begin(), some.end(), params.blocks.at);
+    f(params);
+    params.Skip(params.blocks.count);
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(int device) {
@@ -54,6 +68,9 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(int device) {
                                                ", expected ", kLeastMajor, ".0 or newer"));
   }
   RETURN_IF_ERROR(Open(device, properties.name));
+  for (const cudaError_t loaded : {LoadStepKernels(), LoadMatrixKernels(), LoadMeasureKernels()}) {
+    RETURN_IF_ERROR(ToStatus(loaded, absl::StrCat("loading kernels onto ", properties.name)));
+  }
   ASSIGN_OR_RETURN(std::unique_ptr<LtContext> context, LtContext::Create(device));
   kernels::DeviceVersions v;
   (void)cudaDriverGetVersion(&v.driver);
@@ -170,6 +187,7 @@ void CudaBackend::MeanOverRanks(Stream stream, const kernels::MeanArgs& args) {
 }
 
 void CudaBackend::Lookahead(Stream stream, const kernels::LookaheadArgs& args) {
+  StreamState& state = Of(stream);
   LookaheadParams p;
   p.momentum = args.momentum;
   p.gradient = args.gradient;
@@ -177,10 +195,16 @@ void CudaBackend::Lookahead(Stream stream, const kernels::LookaheadArgs& args) {
   p.count = args.count;
   p.mu = args.mu;
   p.clip = args.clip;
-  Of(stream).Note(LaunchLookahead(Of(stream).get(), p, args.nesterov), "lookahead");
+  p.norms = args.norms;
+  p.square_sums = args.square_sums;
+  p.scratch = state.scratch();
+  ForBlocks(args.offsets, p, [&](const LookaheadParams& part) {
+    state.Note(LaunchLookahead(state.get(), part, args.nesterov), "lookahead");
+  });
 }
 
 void CudaBackend::MuonCommit(Stream stream, const kernels::MuonCommitArgs& args) {
+  StreamState& state = Of(stream);
   MuonCommitParams p;
   p.momentum = args.momentum;
   p.gradient = args.gradient;
@@ -192,10 +216,11 @@ void CudaBackend::MuonCommit(Stream stream, const kernels::MuonCommitArgs& args)
   p.keep = 1 - args.decay;
   p.scale = args.scale;
   p.published = args.published;
-  p.square_sum = args.square_sum;
-  StreamState& state = Of(stream);
+  p.square_sums = args.square_sums;
   p.scratch = state.scratch();
-  state.Note(LaunchMuonCommit(state.get(), p, ToElement(args.published_dtype)), "muon commit");
+  ForBlocks(args.offsets, p, [&](const MuonCommitParams& part) {
+    state.Note(LaunchMuonCommit(state.get(), part, ToElement(args.published_dtype)), "muon commit");
+  });
 }
 
 void CudaBackend::Orthogonality(Stream stream, const kernels::OrthogonalityArgs& args) {
@@ -205,9 +230,11 @@ void CudaBackend::Orthogonality(Stream stream, const kernels::OrthogonalityArgs&
   p.rows = args.rows;
   p.cols = args.cols;
   p.sample = kernels::OrthogonalitySample(args.rows, args.cols);
-  p.square_error = args.square_error;
+  p.square_errors = args.square_errors;
   p.scratch = state.scratch();
-  state.Note(LaunchOrthogonality(state.get(), p), "orthogonality");
+  ForBlocks(args.offsets, p, [&](const OrthogonalityParams& part) {
+    state.Note(LaunchOrthogonality(state.get(), part), "orthogonality");
+  });
 }
 
 void CudaBackend::Adamw(Stream stream, const kernels::AdamwArgs& args) {

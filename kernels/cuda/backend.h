@@ -38,7 +38,6 @@ class CudaBackend : public kernels::Backend {
   void Lookahead(kernels::Stream stream, const kernels::LookaheadArgs& args) override;
   void MuonCommit(kernels::Stream stream, const kernels::MuonCommitArgs& args) override;
   void Adamw(kernels::Stream stream, const kernels::AdamwArgs& args) override;
-  bool measures_blocks() const override { return true; }
   void Orthogonality(kernels::Stream stream, const kernels::OrthogonalityArgs& args) override;
   void Publish(kernels::Stream stream, const float* from, Dtype dtype, void* to,
                int64_t count) override;

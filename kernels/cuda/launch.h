@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/shapes.h"
+#include "kernels/ops/block_norm.h"
 #include "kernels/ops/orthogonality_sample.h"
 
 namespace dmuon::cuda {
@@ -19,8 +20,15 @@ constexpr int kMaxInputs = 128;
 // Private memory of one stream in which a reduction leaves its partial results. Operations of a stream run one after the
 // other, so one is enough. Tickets are 0 between operations; reductions of several matrices at once have one each.
 struct ReductionScratch {
-  double* partials = nullptr;  // kPartials
-  unsigned* ticket = nullptr;  // kMaxBlocks of them
+  double* partials = nullptr;  // kMaxPartials
+  unsigned* ticket = nullptr;  // kMostTogether
+};
+
+// Blocks of one shape that are run together: where each starts, in elements of the caller's memory. They travel as a kernel
+// argument; results of one a block lie one behind the other.
+struct BlockOffsets {
+  int64_t at[kMostTogether] = {};
+  int count = 1;
 };
 
 struct InputList {
@@ -36,6 +44,11 @@ struct MeanParams {
   double* square_sum = nullptr;  // may be null
   ReductionScratch scratch;
 };
+// Loads all kernels onto the thread's current device.
+cudaError_t LoadStepKernels();
+cudaError_t LoadMatrixKernels();
+cudaError_t LoadMeasureKernels();
+
 cudaError_t LaunchMean(cudaStream_t stream, const MeanParams& params, Element element,
                        bool accumulate);
 
@@ -43,9 +56,18 @@ struct LookaheadParams {
   const float* momentum = nullptr;
   const float* gradient = nullptr;
   float* update = nullptr;
+  BlockOffsets blocks;
   int64_t count = 0;
   float mu = 0;
   float clip = 1;
+  kernels::BlockNorm* norms = nullptr;  // of the update; may be null
+  double* square_sums = nullptr;        // the same sums of squares; may be null
+  ReductionScratch scratch;
+
+  void Skip(int done) {  // so many blocks' results
+    if (norms != nullptr) norms += done;
+    if (square_sums != nullptr) square_sums += done;
+  }
 };
 cudaError_t LaunchLookahead(cudaStream_t stream, const LookaheadParams& params, bool nesterov);
 
@@ -54,14 +76,19 @@ struct MuonCommitParams {
   const float* gradient = nullptr;
   float* weight = nullptr;
   const float* orthogonal = nullptr;
+  BlockOffsets blocks;
   int64_t count = 0;
   float mu = 0;
   float clip = 1;
   float keep = 1;  // 1 - decay
   float scale = 0;
-  void* published = nullptr;     // null: nowhere
-  double* square_sum = nullptr;  // of `orthogonal`; may be null
+  void* published = nullptr;      // null: nowhere
+  double* square_sums = nullptr;  // of `orthogonal`; may be null
   ReductionScratch scratch;
+
+  void Skip(int done) {
+    if (square_sums != nullptr) square_sums += done;
+  }
 };
 // `published`: the type of what is published.
 cudaError_t LaunchMuonCommit(cudaStream_t stream, const MuonCommitParams& params,
@@ -69,10 +96,13 @@ cudaError_t LaunchMuonCommit(cudaStream_t stream, const MuonCommitParams& params
 
 struct OrthogonalityParams {
   const float* matrix = nullptr;  // row-major
+  BlockOffsets blocks;
   int64_t rows = 0, cols = 0;
   kernels::OrthogonalitySample sample;
-  double* square_error = nullptr;
+  double* square_errors = nullptr;
   ReductionScratch scratch;
+
+  void Skip(int done) { square_errors += done; }
 };
 cudaError_t LaunchOrthogonality(cudaStream_t stream, const OrthogonalityParams& params);
 
@@ -96,30 +126,24 @@ cudaError_t LaunchAdamw(cudaStream_t stream, const AdamwParams& params);
 cudaError_t LaunchPublish(cudaStream_t stream, const float* from, Element element, void* to,
                           int64_t count);
 
-// Blocks of one shape that are run together: where each starts, in elements of the caller's memory. In the iteration's own
-// memory they lie one behind the other.
-struct BlockOffsets {
-  int64_t at[kMostTogether] = {};
-  int count = 1;
-};
-
-// result = 2^exponent / (||in||_F + 1e-7 max|in|), or zeros for an input of zeros; for each block.
-struct NormalizationParams {
+struct NormsParams {
   const float* in = nullptr;
   BlockOffsets blocks;
   int64_t count = 0;  // of elements in a block
-  int exponent = 0;
-  Normalization* results = nullptr;
-  double* square_norms = nullptr;  // ||in||_F^2; may be null
+  kernels::BlockNorm* norms = nullptr;
   ReductionScratch scratch;
-};
-cudaError_t LaunchNormalization(cudaStream_t stream, const NormalizationParams& params);
 
-// to = from scaled, zeros in the padding.
+  void Skip(int done) { norms += done; }
+};
+cudaError_t LaunchNorms(cudaStream_t stream, const NormsParams& params);
+
+// to = from 2^exponent / (||from||_F + 1e-7 max|from|), zeros for a block of zeros and in the padding. In `to` the blocks lie
+// one behind the other.
 struct NormalizeParams {
   const float* from = nullptr;
   BlockOffsets blocks;  // of `from`
-  const Normalization* by = nullptr;
+  const kernels::BlockNorm* norms = nullptr;
+  int exponent = 0;
   PaddedShape shape;
   void* to = nullptr;
 };

@@ -92,9 +92,11 @@ absl::StatusOr<Matmul> Matmul::Create(LtContext& context, const MatmulShape& sha
 }
 
 absl::Status Matmul::MakeDescriptors() {
-  // CUBLAS_COMPUTE_32F on fp32 inputs is real fp32; TF32 would be its own compute type.
-  RETURN_IF_ERROR(ToStatus(cublasLtMatmulDescCreate(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F),
-                           "describing a product"));
+  // CUBLAS_COMPUTE_32F on fp32 inputs is real fp32.
+  const cublasComputeType_t compute =
+      shape_.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+  RETURN_IF_ERROR(
+      ToStatus(cublasLtMatmulDescCreate(&operation_, compute, CUDA_R_32F), "describing a product"));
   const cublasOperation_t op_a = shape_.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
   const cublasOperation_t op_b = shape_.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
   RETURN_IF_ERROR(ToStatus(

@@ -33,12 +33,13 @@ struct MatmulShape {
   int64_t batch = 1, stride_a = 0, stride_b = 0, stride_d = 0;  // in elements
   Element in = Element::kF16;                                   // of A and B
   Element out = Element::kF16;                                  // of C and D
+  bool tf32 = false;           // factors of fp32 are rounded to TF32
   uint32_t alignment = 128;    // bytes that the addresses of A and B are a multiple of
   uint32_t alignment_d = 128;  // and those of C and D
 
   auto key() const {
     return std::make_tuple(m, n, k, transpose_a, transpose_b, lda, ldb, ldd, batch, stride_a,
-                           stride_b, stride_d, in, out, alignment, alignment_d);
+                           stride_b, stride_d, in, out, tf32, alignment, alignment_d);
   }
 };
 

@@ -6,34 +6,30 @@ namespace dmuon::cuda {
 
 namespace {
 
-// A row of the grid for each block.
-dim3 GridOf(unsigned columns, const BlockOffsets& blocks) {
-  return dim3(columns, static_cast<unsigned>(blocks.count));
-}
-
-bool AllAligned(const float* base, const BlockOffsets& blocks) {
-  bool aligned = Aligned(16, base);
-  for (int i = 0; i < blocks.count; ++i) aligned = aligned && blocks.at[i] % 4 == 0;
-  return aligned;
+template <typename T>
+cudaError_t LoadFor() {
+  return LoadNow(NormalizeKernel<T, false>, NormalizeKernel<T, true>, UnpadKernel<T, false>,
+                 UnpadKernel<T, true>, MirrorKernel<T, false>, MirrorKernel<T, true>, FillKernel<T>,
+                 DistanceKernel<T>);
 }
 
 }  // namespace
 
-cudaError_t LaunchNormalization(cudaStream_t stream, const NormalizationParams& params) {
-  // As many blocks at a time as there is scratch for.
-  const unsigned columns = BlocksFor(params.count);
-  const int most = static_cast<int>(kMaxBlocks / columns);
-  for (int first = 0; first < params.blocks.count; first += most) {
-    NormalizationParams part = params;
-    part.blocks.count = params.blocks.count - first < most ? params.blocks.count - first : most;
-    for (int i = 0; i < part.blocks.count; ++i) part.blocks.at[i] = params.blocks.at[first + i];
-    part.results += first;
-    if (part.square_norms != nullptr) part.square_norms += first;
-    Choose(AllAligned(part.in, part.blocks), [&](auto a) {
-      NormalizationKernel<decltype(a)::value>
-          <<<GridOf(columns, part.blocks), kThreads, 0, stream>>>(part);
-    });
+cudaError_t LoadMatrixKernels() {
+  for (const cudaError_t error : {LoadNow(NormsKernel<false>, NormsKernel<true>), LoadFor<float>(),
+                                  LoadFor<__nv_bfloat16>(), LoadFor<__half>()}) {
+    if (error != cudaSuccess) return error;
   }
+  return cudaSuccess;
+}
+
+cudaError_t LaunchNorms(cudaStream_t stream, const NormsParams& params) {
+  const unsigned columns = BlocksFor(params.count);
+  InParts(params, 2 * columns, [&](const NormsParams& part) {
+    Choose(AllAligned(part.in, part.blocks), [&](auto a) {
+      NormsKernel<decltype(a)::value><<<GridOf(columns, part.blocks), kThreads, 0, stream>>>(part);
+    });
+  });
   return cudaGetLastError();
 }
 

@@ -8,53 +8,39 @@ namespace dmuon::cuda {
 
 // Each row of the grid has a matrix of its own.
 
-// One pass for both norms. The squares are float64, whose range holds the square of every fp32 number, so dividing by the
-// largest magnitude first, as docs/numerics.md has it, is the same factor and needs no second pass.
 template <bool kAligned>
-__global__ void __launch_bounds__(kThreads)
-    NormalizationKernel(const __grid_constant__ NormalizationParams p) {
+__global__ void __launch_bounds__(kThreads) NormsKernel(const __grid_constant__ NormsParams p) {
   const float* in = p.in + p.blocks.at[blockIdx.y];
-  double squares = 0;
-  float max = 0;
+  Magnitude magnitude;
   for (int64_t tile = blockIdx.x; tile * kTile < p.count; tile += gridDim.x) {
     Quad x[kQuads];
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) x[q] = LoadQuad<kAligned>(in, QuadIndex(tile, q), p.count);
 #pragma unroll
-    for (int q = 0; q < kQuads; ++q) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const double value = x[q].at[i];
-        squares += value * value;
-        max = fmaxf(max, fabsf(x[q].at[i]));
-      }
-    }
+    for (int q = 0; q < kQuads; ++q) magnitude.Add(x[q]);
   }
-  const double block_squares = BlockSum(squares);
-  const float block_max = BlockMax(max);
-  if (!LeavePartials(p.scratch, block_squares, block_max)) return;
-  const double* partials = PartialsOfRow(p.scratch);
-  const double sum = SumPartials(partials);
-  float largest = 0;
-  for (unsigned i = threadIdx.x; i < gridDim.x; i += kThreads) {
-    largest =
-        fmaxf(largest,
-              static_cast<float>(*static_cast<const volatile double*>(partials + gridDim.x + i)));
-  }
-  largest = BlockMax(largest);
-  if (threadIdx.x != 0) return;
-  Normalization n;
-  if (sum != 0) {  // NaN takes this branch, and goes through
-    const double factor =
-        ldexp(1.0, p.exponent) / (sqrt(sum) + 1e-7 * static_cast<double>(largest));
-    // A NaN or zero factor has no exponent of use: leave it in `factor` alone.
-    const int power = factor > 0 && factor < 1e300 ? ilogb(factor) : 0;
-    n.power1 = static_cast<float>(ldexp(1.0, power / 2));
-    n.power2 = static_cast<float>(ldexp(1.0, power - power / 2));
-    n.factor = static_cast<float>(ldexp(factor, -power));
-  }
-  p.results[blockIdx.y] = n;
-  if (p.square_norms != nullptr) p.square_norms[blockIdx.y] = sum;
+  LeaveNorm(p.scratch, magnitude, p.norms, nullptr);
+}
+
+// How an input of Newton-Schulz is scaled: x * power1 * power2 * factor. Two powers of two, because one alone leaves the range
+// of fp32 for inputs near 1e-38.
+struct Scaling {
+  float power1 = 0;
+  float power2 = 0;
+  float factor = 0;
+};
+__device__ __forceinline__ Scaling ScalingFor(const kernels::BlockNorm& norm, int exponent) {
+  Scaling s;
+  if (norm.square_sum == 0) return s;  // NaN goes on, and through
+  // The squares are float64, whose range holds the square of every fp32 number, so dividing by the largest magnitude first, as
+  // docs/numerics.md has it, is the same factor.
+  const double factor = ldexp(1.0, exponent) / (sqrt(norm.square_sum) + 1e-7 * norm.largest);
+  // A NaN or zero factor has no exponent of use: leave it in `factor` alone.
+  const int power = factor > 0 && factor < 1e300 ? ilogb(factor) : 0;
+  s.power1 = static_cast<float>(ldexp(1.0, power / 2));
+  s.power2 = static_cast<float>(ldexp(1.0, power - power / 2));
+  s.factor = static_cast<float>(ldexp(factor, -power));
+  return s;
 }
 
 constexpr int kTileQuads = kThreads * kQuads;
@@ -66,7 +52,10 @@ __global__ void __launch_bounds__(kThreads)
   const PaddedShape& shape = p.shape;
   const float* from = p.from + p.blocks.at[blockIdx.y];
   T* to = static_cast<T*>(p.to) + blockIdx.y * (shape.padded_rows * shape.padded_cols);
-  const Normalization n = p.by[blockIdx.y];
+  __shared__ Scaling shared;
+  if (threadIdx.x == 0) shared = ScalingFor(p.norms[blockIdx.y], p.exponent);
+  __syncthreads();
+  const Scaling n = shared;
   const uint32_t quads = static_cast<uint32_t>(shape.padded_cols / 4);
   const int64_t total = shape.padded_rows * quads;
   for (int64_t tile = blockIdx.x; tile * kTileQuads < total; tile += gridDim.x) {

@@ -13,7 +13,7 @@ constexpr int kGroup = kernels::OrthogonalitySample::kNeighbours;
 constexpr int kProducts = kGroup * kGroup;
 constexpr int kParts = 4;
 constexpr int kMostGroups = kernels::OrthogonalitySample::kMost / kGroup;
-static_assert(kMostGroups * (kMostGroups + 1) / 2 * kParts * kProducts <= 2 * kMaxBlocks,
+static_assert(kMostGroups * (kMostGroups + 1) / 2 * kParts * kProducts <= kMaxPartials,
               "the products do not fit into the scratch");
 
 // Pairs (first, second) of groups, first <= second, numbered along the triangle.
@@ -32,13 +32,16 @@ inline unsigned OrthogonalityBlocks(const kernels::OrthogonalitySample& sample) 
   return groups * (groups + 1) / 2 * kParts;
 }
 
-// square_error = on_diagonal sum_i (g_ii - 1)^2 + beside_it sum_{i<j} g_ij^2, all in float64.
+// square_errors = on_diagonal sum_i (g_ii - 1)^2 + beside_it sum_{i<j} g_ij^2, all in float64. A row of the grid for each
+// block.
 template <bool kTall>
 __global__ void __launch_bounds__(kThreads)
     OrthogonalityKernel(const __grid_constant__ OrthogonalityParams p) {
   const int part = blockIdx.x % kParts;
   const GroupPair pair = PairAt(blockIdx.x / kParts);
   const int count = static_cast<int>(p.sample.count);
+  const float* matrix = p.matrix + p.blocks.at[blockIdx.y];
+  double* partials = p.scratch.partials + static_cast<int64_t>(blockIdx.y) * gridDim.x * kProducts;
   const int64_t length = kTall ? p.rows : p.cols;
   const int64_t step = kTall ? p.cols : 1;
   // Beyond the sample its last row stands in; what comes of that is left out of the sum.
@@ -47,7 +50,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = 0; i < 2 * kGroup; ++i) {
     const int wanted = (i < kGroup ? pair.first : pair.second) * kGroup + i % kGroup;
     const int64_t at = p.sample.at[wanted < count ? wanted : count - 1];
-    rows[i / kGroup][i % kGroup] = p.matrix + (kTall ? at : at * p.cols);
+    rows[i / kGroup][i % kGroup] = matrix + (kTall ? at : at * p.cols);
   }
   double products[kProducts] = {};
   for (int64_t k = part * kThreads + threadIdx.x; k < length; k += kParts * kThreads) {
@@ -73,7 +76,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x < kProducts) {
     double sum = 0;
     for (int w = 0; w < kThreads / 32; ++w) sum += warps[w][threadIdx.x];
-    p.scratch.partials[blockIdx.x * kProducts + threadIdx.x] = sum;
+    partials[blockIdx.x * kProducts + threadIdx.x] = sum;
   }
   if (!LastToLeave(p.scratch.ticket)) return;
 
@@ -87,13 +90,13 @@ __global__ void __launch_bounds__(kThreads)
     double product = 0;
     for (int s = 0; s < kParts; ++s) {
       product += *static_cast<const volatile double*>(
-          p.scratch.partials + (number / kProducts * kParts + s) * kProducts + number % kProducts);
+          partials + (number / kProducts * kParts + s) * kProducts + number % kProducts);
     }
     error += i == j ? p.sample.on_diagonal * (product - 1) * (product - 1)
                     : p.sample.beside_it * product * product;
   }
   const double sum = BlockSum(error);
-  if (threadIdx.x == 0) *p.square_error = sum;
+  if (threadIdx.x == 0) p.square_errors[blockIdx.y] = sum;
 }
 
 }  // namespace dmuon::cuda

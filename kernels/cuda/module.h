@@ -12,7 +12,7 @@ class Backend;
 namespace dmuon::cuda {
 
 // Raised whenever backend.h or newton_schulz.h change what the two sides share.
-constexpr uint32_t kModuleAbi = 5;
+constexpr uint32_t kModuleAbi = 6;
 constexpr char kModuleEntry[] = "dmuon_cuda_open";
 constexpr char kModuleFile[] = "libdmuon_cuda.so";
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <list>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -28,6 +28,15 @@ struct Products {
       apply_final;  // as fp32: of one block into the output, where its rows are aligned
 };
 
+const char* ArithmeticName(const RunPlan& run) {
+  switch (run.element) {
+    case Element::kF32: return run.tf32 ? "tf32" : "fp32";
+    case Element::kBF16: return "bf16";
+    case Element::kF16: return "fp16";
+  }
+  return "?";
+}
+
 class Plan final : public CudaNewtonSchulz {
  public:
   Plan(int device, RunPlan run, Products products, NewtonSchulzMeasurements measurements)
@@ -42,102 +51,123 @@ class Plan final : public CudaNewtonSchulz {
 
   std::string kernel() const override {
     return absl::StrCat(
-        run_.form == NsForm::kGram ? "gram " : "direct ",
-        run_.element == Element::kF32    ? "fp32"
-        : run_.element == Element::kBF16 ? "bf16"
-                                         : "fp16",
-        " (cublaslt, ", products_.gram.choice().name(), "/", products_.square.choice().name(), ")",
+        run_.form == NsForm::kGram ? "gram " : "direct ", ArithmeticName(run_), " (cublaslt, ", products_.gram.choice().name(), "/", products_.square.choice().name(), ")",
         run_.places.together > 1 ? absl::StrCat(", ", run_.places.together, " at once") : "");
   }
 
-  absl::Status Prepare(void* workspace) override {
+  absl::Status Prepare(const kernels::NewtonSchulzBatch& batch) override {
     RETURN_IF_ERROR(ToStatus(cudaSetDevice(device_), "selecting the device"));
-    if (GraphFor(workspace) != nullptr) return absl::OkStatus();
+    if (Find(batch) != nullptr) return absl::OkStatus();
     ASSIGN_OR_RETURN(const auto streams, RecordingStreams::Create(run_.program.operations.size()));
-    char* base = static_cast<char*>(workspace);
+    char* base = static_cast<char*>(batch.workspace);
     const Lanes main = streams->Group(0, run_.places, base);
     const Lanes aside = streams->Group(1, run_.places, base);
-    // Once outside the recording, on whatever is in the workspace: the first use of a kernel loads it.
     Lanes alone = main;
     alone.side = {};
-    RETURN_IF_ERROR(Iterate(base, alone, alone, nullptr));
-    RETURN_IF_ERROR(ToStatus(cudaStreamSynchronize(main.main), "trying the iteration"));
-    ASSIGN_OR_RETURN(Graph graph, Graph::Record(main.main, [&] {
-                       return Iterate(base, main, aside, streams.get());
-                     }));
-    prepared_.push_back({workspace, std::move(graph)});
+    Prepared prepared(batch);
+    for (size_t first = 0; first < batch.offsets.size(); first += together()) {
+      const Group group = GroupAt(batch, first);
+      // Once outside the recording, on whatever is there: the first use of a kernel loads it.
+      RETURN_IF_ERROR(Enqueue(group, alone, alone, nullptr));
+      RETURN_IF_ERROR(ToStatus(cudaStreamSynchronize(main.main), "trying the iteration"));
+      ASSIGN_OR_RETURN(Graph graph, Graph::Record(main.main, [&] {
+                         return Enqueue(group, main, aside, streams.get());
+                       }));
+      prepared.graphs.push_back(std::move(graph));
+    }
+    prepared_.push_back(std::move(prepared));
     return absl::OkStatus();
   }
 
   void Run(kernels::Stream stream, const float* in, float* out, void* workspace) const override {
-    constexpr int64_t kOne[] = {0};
-    RunBatch(stream, {.in = in, .out = out, .offsets = kOne, .workspace = workspace});
+    RunBatch(stream, {.in = in, .out = out, .offsets = kernels::kOneBlock, .workspace = workspace});
   }
 
   void RunBatch(kernels::Stream stream, const kernels::NewtonSchulzBatch& batch) const override {
     auto& state = *static_cast<StreamState*>(stream.handle);
-    const auto together = static_cast<size_t>(run_.places.together);
-    for (size_t first = 0; first < batch.offsets.size(); first += together) {
-      kernels::NewtonSchulzBatch group = batch;
-      group.offsets = batch.offsets.subspan(first, together);
-      if (group.square_norms != nullptr) group.square_norms += first;
-      const absl::Status status = Enqueue(state, group);
+    state.Select();
+    const Prepared* prepared = Find(batch);
+    Lanes lanes;
+    lanes.main = state.get();
+    lanes.workspace = static_cast<char*>(batch.workspace) + run_.places.products;
+    for (size_t first = 0; first < batch.offsets.size(); first += together()) {
+      const Group group = GroupAt(batch, first);
+      if (batch.norms == nullptr) state.Note(FindNorms(state, group), "finding the norm");
+      const absl::Status status =
+          prepared != nullptr
+              ? ToStatus(prepared->graphs[first / together()].Launch(state.get()), "launching")
+              : Enqueue(group, lanes, lanes, nullptr);
       if (!status.ok()) state.Note(Annotate(status, "newton-schulz"));
     }
   }
 
  private:
+  // What was recorded for a batch: a graph for each group.
   struct Prepared {
-    void* workspace;
-    Graph graph;
+    explicit Prepared(const kernels::NewtonSchulzBatch& batch)
+        : of(batch), offsets(batch.offsets.begin(), batch.offsets.end()) {}
+    kernels::NewtonSchulzBatch of;  // but for its offsets
+    std::vector<int64_t> offsets;
+    std::vector<Graph> graphs;
   };
 
-  const Graph* GraphFor(const void* workspace) const {
+  // As many blocks of a batch as run at once, or fewer: what else is in the workspace is computed with, and of no consequence.
+  struct Group {
+    BlockOffsets blocks;
+    const float* in;
+    float* out;
+    char* base;  // of the workspace
+    const kernels::BlockNorm* norms;
+  };
+
+  size_t together() const { return static_cast<size_t>(run_.places.together); }
+
+  const Prepared* Find(const kernels::NewtonSchulzBatch& batch) const {
     for (const Prepared& p : prepared_) {
-      if (p.workspace == workspace) return &p.graph;
+      if (p.of.in == batch.in && p.of.out == batch.out && p.of.workspace == batch.workspace &&
+          p.of.norms == batch.norms && absl::MakeConstSpan(p.offsets) == batch.offsets)
+        return &p;
     }
     return nullptr;
   }
 
-  // As many blocks as run at once, or fewer: what else is in the workspace is computed with, and of no consequence.
-  absl::Status Enqueue(StreamState& state, const kernels::NewtonSchulzBatch& batch) const {
-    const cudaStream_t stream = state.get();
-    char* base = static_cast<char*>(batch.workspace);
-    RETURN_IF_ERROR(ToStatus(cudaSetDevice(device_), "selecting the device"));
-    BlockOffsets blocks;
-    blocks.count = static_cast<int>(batch.offsets.size());
-    std::copy(batch.offsets.begin(), batch.offsets.end(), blocks.at);
-    RETURN_IF_ERROR(Load(state, batch, blocks));
-    Lanes lanes;
-    lanes.main = stream;
-    lanes.workspace = base + run_.places.products;
-    if (const Graph* graph = GraphFor(base); graph != nullptr) {
-      RETURN_IF_ERROR(ToStatus(graph->Launch(stream), "launching the iteration"));
-    } else {
-      RETURN_IF_ERROR(Iterate(base, lanes, lanes, nullptr));
-    }
-    return Finish(lanes, base, batch.out, blocks);
+  Group GroupAt(const kernels::NewtonSchulzBatch& batch, size_t first) const {
+    const absl::Span<const int64_t> offsets = batch.offsets.subspan(first, together());
+    Group group;
+    group.blocks.count = static_cast<int>(offsets.size());
+    std::copy(offsets.begin(), offsets.end(), group.blocks.at);
+    group.in = batch.in;
+    group.out = batch.out;
+    group.base = static_cast<char*>(batch.workspace);
+    group.norms = batch.norms != nullptr
+                      ? batch.norms + first
+                      : reinterpret_cast<const kernels::BlockNorm*>(batch.workspace);
+    return group;
   }
 
-  absl::Status Load(StreamState& state, const kernels::NewtonSchulzBatch& batch,
-                    const BlockOffsets& blocks) const {
-    char* base = static_cast<char*>(batch.workspace);
-    NormalizationParams norm;
-    norm.in = batch.in;
-    norm.blocks = blocks;
-    norm.count = run_.places.shape.rows * run_.places.shape.cols;
-    norm.exponent = run_.program.x_exponent;
-    norm.results = reinterpret_cast<Normalization*>(base);
-    norm.square_norms = batch.square_norms;
-    norm.scratch = state.scratch();
-    RETURN_IF_ERROR(ToStatus(LaunchNormalization(state.get(), norm), "finding the norm"));
+  cudaError_t FindNorms(StreamState& state, const Group& group) const {
+    NormsParams p;
+    p.in = group.in;
+    p.blocks = group.blocks;
+    p.count = run_.places.shape.rows * run_.places.shape.cols;
+    p.norms = reinterpret_cast<kernels::BlockNorm*>(group.base);
+    p.scratch = state.scratch();
+    return LaunchNorms(state.get(), p);
+  }
+
+  absl::Status Enqueue(const Group& group, const Lanes& main, const Lanes& aside,
+                       const RecordingStreams* recording) const {
     NormalizeParams normalize;
-    normalize.from = batch.in;
-    normalize.blocks = blocks;
-    normalize.by = norm.results;
+    normalize.from = group.in;
+    normalize.blocks = group.blocks;
+    normalize.norms = group.norms;
+    normalize.exponent = run_.program.x_exponent;
     normalize.shape = run_.places.shape;
-    normalize.to = base + run_.places.x[0];
-    return ToStatus(LaunchNormalize(state.get(), run_.element, normalize), "normalising");
+    normalize.to = group.base + run_.places.x[0];
+    RETURN_IF_ERROR(
+        ToStatus(LaunchNormalize(main.main, run_.element, normalize), "normalising"));
+    RETURN_IF_ERROR(Iterate(group.base, main, aside, recording));
+    return Finish(main, group.base, group.out, group.blocks);
   }
 
   // All operations but the last.
@@ -243,10 +273,11 @@ class Plan final : public CudaNewtonSchulz {
   const RunPlan run_;
   const Products products_;
   const NewtonSchulzMeasurements measurements_;
-  std::list<Prepared> prepared_;
+  std::vector<Prepared> prepared_;
 };
 
-SymmetricShape GramShape(const Places& p, Element element) {
+SymmetricShape GramShape(const RunPlan& run) {
+  const Places& p = run.places;
   return {.order = p.order,
           .depth = p.depth,
           .batch = p.together,
@@ -254,11 +285,13 @@ SymmetricShape GramShape(const Places& p, Element element) {
           .transpose_b = !p.wide,
           .lda = p.ld(),
           .ldb = p.ld(),
-          .element = element};
+          .element = run.element,
+          .tf32 = run.tf32};
 }
 
 // Both factors are symmetric, so the transpose that cuBLAS likes best (both contiguous along the sum) is free.
-SymmetricShape SquareShape(const Places& p, Element element) {
+SymmetricShape SquareShape(const RunPlan& run) {
+  const Places& p = run.places;
   return {.order = p.order,
           .depth = p.order,
           .batch = p.together,
@@ -266,12 +299,15 @@ SymmetricShape SquareShape(const Places& p, Element element) {
           .transpose_b = false,
           .lda = p.order,
           .ldb = p.order,
-          .element = element};
+          .element = run.element,
+          .tf32 = run.tf32};
 }
 
-MatmulShape ApplyShape(const Places& p, Element element) {
+MatmulShape ApplyShape(const RunPlan& run) {
+  const Places& p = run.places;
   MatmulShape s;
-  s.in = s.out = element;
+  s.in = s.out = run.element;
+  s.tf32 = run.tf32;
   s.k = p.order;
   s.ldd = p.ld();
   s.batch = p.together;
@@ -286,8 +322,9 @@ MatmulShape ApplyShape(const Places& p, Element element) {
   return s;
 }
 
-MatmulShape FinalShape(const Places& p, Element element) {
-  MatmulShape s = ApplyShape(p, element);
+MatmulShape FinalShape(const RunPlan& run) {
+  const Places& p = run.places;
+  MatmulShape s = ApplyShape(run);
   s.out = Element::kF32;
   if (p.together > 1) return s;
   s.m = p.shape.cols;
@@ -300,12 +337,10 @@ MatmulShape FinalShape(const Places& p, Element element) {
 absl::StatusOr<Products> MakeProducts(LtContext& context, CutRecord& record, const RunPlan& run,
                                       const NewtonSchulzTuning& tuning,
                                       NewtonSchulzMeasurements& measurements) {
-  const Places& p = run.places;
-  const Element element = run.element;
   std::unique_ptr<MeasuringRoom> room;
   if (tuning.measure) {
     absl::StatusOr<std::unique_ptr<MeasuringRoom>> made =
-        MeasuringRoom::Create(context.device(), element, RoomSizes(run));
+        MeasuringRoom::Create(context.device(), run.element, RoomSizes(run));
     // Without room to measure in, the library's own choices have to do.
     if (!made.ok() && !absl::IsResourceExhausted(made.status())) return made.status();
     if (made.ok()) room = *std::move(made);
@@ -322,13 +357,13 @@ absl::StatusOr<Products> MakeProducts(LtContext& context, CutRecord& record, con
   };
   const MeasuringGround* ground = room != nullptr ? &room->ground() : nullptr;
   ASSIGN_OR_RETURN(SymmetricProduct gram,
-                   make(GramShape(p, element), tuning.gram_cut, measurements.gram));
+                   make(GramShape(run), tuning.gram_cut, measurements.gram));
   ASSIGN_OR_RETURN(SymmetricProduct square,
-                   make(SquareShape(p, element), tuning.square_cut, measurements.square));
-  ASSIGN_OR_RETURN(Matmul apply, Matmul::Create(context, ApplyShape(p, element), ground));
+                   make(SquareShape(run), tuning.square_cut, measurements.square));
+  ASSIGN_OR_RETURN(Matmul apply, Matmul::Create(context, ApplyShape(run), ground));
   std::optional<Matmul> apply_final;
   if (run.final_as_fp32) {
-    ASSIGN_OR_RETURN(apply_final, Matmul::Create(context, FinalShape(p, element), ground));
+    ASSIGN_OR_RETURN(apply_final, Matmul::Create(context, FinalShape(run), ground));
   }
   return Products{std::move(gram), std::move(square), std::move(apply), std::move(apply_final)};
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/checked_math.h"
+#include "kernels/ops/block_norm.h"
 
 namespace dmuon::cuda {
 namespace {
@@ -60,7 +61,7 @@ void Arrange(Places& p, const Needs& needs) {
     p.x_bytes[needs.wide_x] =
         AlignUp(static_cast<size_t>(p.together * p.x_elements()) * sizeof(float), kAlign);
   }
-  p.x[0] = AlignUp(static_cast<size_t>(p.together) * sizeof(Normalization), kAlign);
+  p.x[0] = AlignUp(static_cast<size_t>(p.together) * sizeof(kernels::BlockNorm), kAlign);
   p.x[1] = p.x[0] + p.x_bytes[0];
   p.buffers = p.x[1] + p.x_bytes[1];
   p.products = p.buffers + static_cast<size_t>(needs.buffers) * p.buffer_bytes;

@@ -23,7 +23,7 @@ struct Places {
   int64_t order = 0, depth = 0;                 // padded m and n
   int64_t together = 1;                         // blocks that run at once
   PaddedShape shape;                            // of the input
-  size_t x[2] = {}, buffers = 0, products = 0;  // offsets; the Normalizations are at 0
+  size_t x[2] = {}, buffers = 0, products = 0;  // offsets; norms are at 0
   size_t x_bytes[2] = {}, buffer_bytes = 0;
   int groups = 1, sides = 0;  // of the lanes that products run on, each with a workspace
   size_t product_stride = 0;

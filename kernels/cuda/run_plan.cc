@@ -28,8 +28,9 @@ Element ToElement(Dtype dtype) {
 
 // In fp16 one restart holds every spectrum, but leaves 2.6e-3 on Gaussian matrices of 512 x 1024 (1.3e-3 at 1024 x 2048,
 // docs/numerics.md asks for 2e-3). The two of bf16 leave 1.3e-3 there, and cost little where launches cost more.
-Dtype RestartDtype(Dtype dtype, int64_t order) {
+Dtype RestartDtypeFor(const kernels::NewtonSchulzOptions& options, Dtype dtype, int64_t order) {
   constexpr int64_t kSmall = 1024;
+  dtype = kernels::RestartDtype(options, dtype);
   return dtype == Dtype::kF16 && order < kSmall ? Dtype::kBF16 : dtype;
 }
 
@@ -50,11 +51,13 @@ absl::StatusOr<RunPlan> PlanRun(const kernels::NewtonSchulzOptions& options,
   RunPlan plan;
   plan.form = kernels::ChooseForm(options, rows, cols);
   plan.element = ToElement(dtype);
+  plan.tf32 = options.tf32;
   const std::vector<kernels::Coefficients> schedule = kernels::Schedule(options);
   std::vector<int> restarts;
   if (plan.form == NsForm::kGram) {
-    restarts = kernels::Restarts(options, RestartDtype(dtype, std::min(rows, cols)));
-    RETURN_IF_ERROR(kernels::CheckRestarts(schedule, restarts, dtype));
+    restarts = kernels::Restarts(options, RestartDtypeFor(options, dtype, std::min(rows, cols)));
+    RETURN_IF_ERROR(
+        kernels::CheckRestarts(schedule, restarts, kernels::RestartDtype(options, dtype)));
   }
   plan.program = RecordProgram(plan.form, schedule, restarts, rows, cols);
   plan.places = PlaceBlocks(rows, cols, blocks, plan.element);

@@ -26,6 +26,7 @@ struct BlockShape {
 struct RunPlan {
   kernels::NsForm form = kernels::NsForm::kGram;
   Element element = Element::kF16;
+  bool tf32 = false;  // products of fp32 take TF32 factors
   Program program;
   Places places;
   bool final_as_fp32 = false;  // the last product gives fp32
@@ -52,8 +53,8 @@ struct RoomSizes {
 
 // ---- what the backend takes of memory
 
-constexpr size_t kScratchBytes = kPartials * sizeof(double) + kMaxBlocks * sizeof(unsigned);
-// What is measured of a block in a step is 24 bytes, copied for each parameter: room for 40000 blocks of a slot.
+constexpr size_t kScratchBytes = kMaxPartials * sizeof(double) + kMostTogether * sizeof(unsigned);
+// What is measured of a block in a step is 24 bytes: room for 20000 blocks of a slot in one copy.
 constexpr size_t kStagingBytes = 1 << 20;
 
 constexpr kernels::StreamMemory MemoryOfStream() { return {kScratchBytes, kStagingBytes}; }

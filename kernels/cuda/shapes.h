@@ -11,21 +11,12 @@ enum class Element : uint8_t { kF32 = 1, kBF16 = 2, kF16 = 3 };  // as dmuon::Dt
 
 constexpr int64_t ElementBytes(Element element) { return element == Element::kF32 ? 4 : 2; }
 
-// The most blocks of a reduction, so the most partial results.
+// The most thread blocks of one reduction, and the most partial results of all that run at once.
 constexpr int kMaxBlocks = 2048;
-constexpr int kPartials = 2 * kMaxBlocks;
+constexpr int kMaxPartials = 1 << 16;
 
 // The most blocks of one shape that run together.
 constexpr int kMostTogether = 128;
-
-// How an input of Newton-Schulz is scaled, found on the device: x * power1 * power2 * factor. Two powers of two, because
-// one alone leaves the range of fp32 for inputs near 1e-38.
-struct Normalization {
-  float power1 = 0;
-  float power2 = 0;
-  float factor = 0;
-  float unused = 0;
-};
 
 // A dense fp32 matrix and its place in a padded one of the iteration's element type.
 struct PaddedShape {

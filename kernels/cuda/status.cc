@@ -12,6 +12,7 @@ absl::Status ToStatus(cudaError_t error, absl::string_view doing) {
   switch (error) {
     case cudaErrorMemoryAllocation: return absl::ResourceExhaustedError(message);
     case cudaErrorNoDevice:
+    case cudaErrorNoKernelImageForDevice:
     case cudaErrorInsufficientDriver:
     case cudaErrorInvalidDevice:
     case cudaErrorDevicesUnavailable:

@@ -9,16 +9,6 @@
 
 namespace dmuon::cuda {
 
-// to = the sum of all threads' squares; null: nowhere.
-__device__ __forceinline__ void LeaveSquareSum(const ReductionScratch& scratch, double squares,
-                                               double* to) {
-  if (to == nullptr) return;
-  const double block = BlockSum(squares);
-  if (!LeavePartials(scratch, block, 0)) return;
-  const double total = SumPartials(PartialsOfRow(scratch));
-  if (threadIdx.x == 0) *to = total;
-}
-
 // mean = (accumulate ? mean : 0) + (inputs[0] + inputs[1] + ...) / divisor, in rank order, in fp32;
 // square_sum = sum mean^2 in float64: 1e30 is large and not infinite, NaN and Inf arrive as themselves.
 template <typename T, bool kAligned, bool kAccumulate>
@@ -71,18 +61,22 @@ __global__ void __launch_bounds__(kThreads) MeanKernel(const __grid_constant__ M
   LeaveSquareSum(p.scratch, squares, p.square_sum);
 }
 
-// U = c G + mu (mu M + c G) with nesterov, else mu M + c G.
-template <bool kAligned, bool kNesterov>
+// Each row of the grid has a block of its own in the next two.
+
+// U = c G + mu (mu M + c G) with nesterov, else mu M + c G; and its norm.
+template <bool kAligned, bool kNesterov, bool kNorms>
 __global__ void __launch_bounds__(kThreads)
     LookaheadKernel(const __grid_constant__ LookaheadParams p) {
+  const int64_t begin = p.blocks.at[blockIdx.y];
+  Magnitude magnitude;
   for (int64_t tile = blockIdx.x; tile * kTile < p.count; tile += gridDim.x) {
     Quad m[kQuads], g[kQuads];
 #pragma unroll
     for (int q = 0; q < kQuads; ++q)
-      m[q] = LoadQuad<kAligned>(p.momentum, QuadIndex(tile, q), p.count);
+      m[q] = LoadQuad<kAligned>(p.momentum + begin, QuadIndex(tile, q), p.count);
 #pragma unroll
     for (int q = 0; q < kQuads; ++q)
-      g[q] = LoadQuad<kAligned>(p.gradient, QuadIndex(tile, q), p.count);
+      g[q] = LoadQuad<kAligned>(p.gradient + begin, QuadIndex(tile, q), p.count);
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
 #pragma unroll
@@ -91,17 +85,20 @@ __global__ void __launch_bounds__(kThreads)
         const float momentum = p.mu * m[q].at[i] + gradient;
         m[q].at[i] = kNesterov ? gradient + p.mu * momentum : momentum;
       }
-      StoreQuad<kAligned>(p.update, QuadIndex(tile, q), p.count, m[q]);
+      StoreQuad<kAligned>(p.update + begin, QuadIndex(tile, q), p.count, m[q]);
+      if (kNorms) magnitude.Add(m[q]);
     }
   }
+  if (kNorms) LeaveNorm(p.scratch, magnitude, p.norms, p.square_sums);
 }
 
-// M = mu M + c G;  W = W (1 - decay) - scale O, and W rounded to T beside it; void: not published. square_sum = sum O^2 in
+// M = mu M + c G;  W = W (1 - decay) - scale O, and W rounded to T beside it; void: not published. square_sums = sum O^2 in
 // float64, for telemetry.
 template <bool kAligned, typename T>
 __global__ void __launch_bounds__(kThreads)
     MuonCommitKernel(const __grid_constant__ MuonCommitParams p) {
   constexpr int kHalf = kQuads / 2;  // four streams in: half the quads keep as many loads in flight
+  const int64_t begin = p.blocks.at[blockIdx.y];
   double squares = 0;
   for (int64_t tile = blockIdx.x; tile * kTile < p.count; tile += gridDim.x) {
 #pragma unroll
@@ -110,10 +107,10 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int q = 0; q < kHalf; ++q) {
         const int64_t index = QuadIndex(tile, half + q);
-        m[q] = LoadQuad<kAligned>(p.momentum, index, p.count);
-        g[q] = LoadQuad<kAligned>(p.gradient, index, p.count);
-        w[q] = LoadQuad<kAligned>(p.weight, index, p.count);
-        o[q] = LoadQuad<kAligned>(p.orthogonal, index, p.count);
+        m[q] = LoadQuad<kAligned>(p.momentum + begin, index, p.count);
+        g[q] = LoadQuad<kAligned>(p.gradient + begin, index, p.count);
+        w[q] = LoadQuad<kAligned>(p.weight + begin, index, p.count);
+        o[q] = LoadQuad<kAligned>(p.orthogonal + begin, index, p.count);
       }
 #pragma unroll
       for (int q = 0; q < kHalf; ++q) {
@@ -125,14 +122,15 @@ __global__ void __launch_bounds__(kThreads)
           const double value = o[q].at[i];
           squares += value * value;
         }
-        StoreQuad<kAligned>(p.momentum, index, p.count, m[q]);
-        StoreQuad<kAligned>(p.weight, index, p.count, w[q]);
+        StoreQuad<kAligned>(p.momentum + begin, index, p.count, m[q]);
+        StoreQuad<kAligned>(p.weight + begin, index, p.count, w[q]);
         if constexpr (!std::is_void_v<T>)
-          StoreQuad<kAligned>(static_cast<T*>(p.published), index, p.count, w[q]);
+          StoreQuad<kAligned>(static_cast<T*>(p.published) + begin, index, p.count, w[q]);
       }
     }
   }
-  LeaveSquareSum(p.scratch, squares, p.square_sum);
+  LeaveSquareSum(p.scratch, squares,
+                 p.square_sums != nullptr ? p.square_sums + blockIdx.y : nullptr);
 }
 
 // PyTorch's order of operations: decay, lerp, second moment, sqrt(v) / sqrt(correction2) + eps, addcdiv.

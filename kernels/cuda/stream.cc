@@ -11,7 +11,7 @@
 namespace dmuon::cuda {
 namespace {
 
-constexpr size_t kLargestStagedCopy = 64 << 10;
+constexpr size_t kLargestStagedCopy = 512 << 10;
 constexpr size_t kMostDeliveries = 4096;
 
 }  // namespace
@@ -28,7 +28,7 @@ absl::StatusOr<std::unique_ptr<StreamState>> StreamState::Create(int device) {
                "creating a stream"));
   ASSIGN_OR_RETURN(state->partials_, Buffer::Allocate(device, kScratchBytes));
   state->scratch_.partials = state->partials_.as<double>();
-  state->scratch_.ticket = state->partials_.as<unsigned>(kPartials * sizeof(double));
+  state->scratch_.ticket = state->partials_.as<unsigned>(kMaxPartials * sizeof(double));
   void* staging = nullptr;
   RETURN_IF_ERROR(ToStatus(cudaHostAlloc(&staging, kStagingBytes, cudaHostAllocDefault),
                            "allocating page-locked memory"));

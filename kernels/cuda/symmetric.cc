@@ -103,6 +103,7 @@ absl::Status SymmetricProduct::AddPart(LtContext& context, const MeasuringGround
   m.ldb = shape_.ldb;
   m.ldd = shape_.order;
   m.in = m.out = shape_.element;
+  m.tf32 = shape_.tf32;
   const int64_t row_step = shape_.transpose_a ? shape_.lda : 1;
   const int64_t col_step = shape_.transpose_b ? 1 : shape_.ldb;
   if (shape_.batch > 1) {

@@ -61,9 +61,10 @@ struct SymmetricShape {
   bool transpose_a = false, transpose_b = false;
   int64_t lda = 0, ldb = 0;
   Element element = Element::kF16;
+  bool tf32 = false;
 
   auto key() const {
-    return std::make_tuple(order, depth, batch, transpose_a, transpose_b, lda, ldb, element);
+    return std::make_tuple(order, depth, batch, transpose_a, transpose_b, lda, ldb, element, tf32);
   }
 };
 

@@ -191,6 +191,52 @@ __device__ __forceinline__ double SumPartials(const double* partials) {
   return BlockSum(sum);
 }
 
+// to = the sum of all threads' squares in this row of the grid; null: nowhere.
+__device__ __forceinline__ void LeaveSquareSum(const ReductionScratch& scratch, double squares,
+                                               double* to) {
+  if (to == nullptr) return;
+  const double block = BlockSum(squares);
+  if (!LeavePartials(scratch, block, 0)) return;
+  const double total = SumPartials(PartialsOfRow(scratch));
+  if (threadIdx.x == 0) *to = total;
+}
+
+// What one thread has seen of a matrix.
+struct Magnitude {
+  double squares = 0;
+  float largest = 0;
+
+  __device__ __forceinline__ void Add(const Quad& x) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const double value = x.at[i];
+      squares += value * value;
+      largest = fmaxf(largest, fabsf(x.at[i]));
+    }
+  }
+};
+
+// The norm of the matrix of this row of the grid, from all threads of the row; square_sums may be null.
+__device__ __forceinline__ void LeaveNorm(const ReductionScratch& scratch,
+                                          const Magnitude& magnitude, kernels::BlockNorm* norms,
+                                          double* square_sums) {
+  const double squares = BlockSum(magnitude.squares);
+  const float largest = BlockMax(magnitude.largest);
+  if (!LeavePartials(scratch, squares, largest)) return;
+  const double* partials = PartialsOfRow(scratch);
+  kernels::BlockNorm norm;
+  norm.square_sum = SumPartials(partials);
+  float most = 0;
+  for (unsigned i = threadIdx.x; i < gridDim.x; i += kThreads) {
+    most = fmaxf(
+        most, static_cast<float>(*static_cast<const volatile double*>(partials + gridDim.x + i)));
+  }
+  norm.largest = BlockMax(most);
+  if (threadIdx.x != 0) return;
+  norms[blockIdx.y] = norm;
+  if (square_sums != nullptr) square_sums[blockIdx.y] = norm.square_sum;
+}
+
 }  // namespace dmuon::cuda
 
 #endif  // DMUON_KERNELS_CUDA_VECTOR_CUH_

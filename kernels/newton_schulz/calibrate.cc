@@ -161,7 +161,10 @@ class Measurement {
     ASSIGN_OR_RETURN(const Memory out, Memory::Of(backend_, bytes));
     ASSIGN_OR_RETURN(const Memory workspace, Memory::Of(backend_, plan->workspace_bytes()));
     backend_.CopyFromHost(stream_, in.get(), values.data(), bytes);
-    RETURN_IF_ERROR(plan->Prepare(workspace.get()));
+    RETURN_IF_ERROR(plan->Prepare({.in = in.floats(),
+                                   .out = out.floats(),
+                                   .offsets = kOneBlock,
+                                   .workspace = workspace.get()}));
     return LeastSeconds([&] { plan->Run(stream_, in.floats(), out.floats(), workspace.get()); });
   }
 

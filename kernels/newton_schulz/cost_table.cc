@@ -100,6 +100,7 @@ absl::Status Check(const CostTable& table) {
 }
 
 const CostSeries* FindSeries(const CostTable& table, const NewtonSchulzOptions& options) {
+  if (options.tf32) return nullptr;  // not calibrated
   const std::optional<Dtype> asked =
       options.deterministic ? std::optional(Dtype::kF32) : options.iteration_dtype;
   for (const CostSeries& series : table.series) {

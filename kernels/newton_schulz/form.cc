@@ -29,8 +29,8 @@ double FlopsOfForm(NsForm form, const NewtonSchulzOptions& options, int64_t rows
   const double m = static_cast<double>(std::min(rows, cols)),
                n = static_cast<double>(std::max(rows, cols)), k = options.steps;
   if (form == NsForm::kDirect) return k * (3 * m * m * n + m * m * m);
-  const Dtype dtype =
-      options.deterministic ? Dtype::kF32 : options.iteration_dtype.value_or(Dtype::kF32);
+  const Dtype dtype = RestartDtype(
+      options, options.deterministic ? Dtype::kF32 : options.iteration_dtype.value_or(Dtype::kF32));
   const double r = 1 + static_cast<double>(Restarts(options, dtype).size());
   return 3 * r * m * m * n + (4 * k - 3 * r) * m * m * m;
 }

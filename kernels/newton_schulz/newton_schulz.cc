@@ -35,6 +35,13 @@ absl::Status Validate(const NewtonSchulzOptions& options) {
     return absl::InvalidArgumentError(absl::StrCat("Newton-Schulz steps: expected 1 to ",
                                                    kMaxSteps - 1, ", given ", options.steps));
   }
+  if (options.tf32 && (options.deterministic || options.iteration_dtype != Dtype::kF32)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Newton-Schulz tf32: expected with iteration dtype fp32, given ",
+                     options.deterministic                 ? "deterministic"
+                     : options.iteration_dtype.has_value() ? Name(*options.iteration_dtype)
+                                                           : "none"));
+  }
   const std::vector<Coefficients> schedule = Schedule(options);
   if (options.coefficients.empty() || IsPublished(options.coefficients)) {
     WarnOnceAboutPeak(Maximum(schedule), options.steps);
@@ -43,8 +50,8 @@ absl::Status Validate(const NewtonSchulzOptions& options) {
     RETURN_IF_ERROR(CheckSchedule(schedule, options.iteration_dtype.value_or(Dtype::kBF16)));
   }
   if (options.restarts.has_value()) {
-    RETURN_IF_ERROR(
-        CheckRestarts(schedule, *options.restarts, options.iteration_dtype.value_or(Dtype::kF32)));
+    const Dtype dtype = RestartDtype(options, options.iteration_dtype.value_or(Dtype::kF32));
+    RETURN_IF_ERROR(CheckRestarts(schedule, *options.restarts, dtype));
   }
   return absl::OkStatus();
 }

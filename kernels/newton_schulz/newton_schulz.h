@@ -28,7 +28,9 @@ struct NewtonSchulzOptions {
       coefficients;  // empty = Polar Express; shorter repeats its last, longer is cut
   std::optional<std::vector<int>> restarts;  // nullopt = derived from (set, steps, dtype)
   std::optional<Dtype> iteration_dtype;      // nullopt = the backend's default for the shape
-  bool deterministic = false;                // fp32 iterations
+  bool tf32 =
+      false;  // the products of fp32 iterations take TF32 factors; with iteration_dtype fp32 alone
+  bool deterministic = false;  // fp32 iterations
   // What the forms cost on this machine; null = not measured, and the form is chosen by the shape alone.
   std::shared_ptr<const CostTable> costs;
   // False for a plan that is only asked about: what a backend would choose by timing is its first choice.
@@ -48,7 +50,8 @@ struct NewtonSchulzBatch {
   float* out = nullptr;
   absl::Span<const int64_t> offsets;  // of each block, in elements, the same in both
   void* workspace = nullptr;          // batch_workspace_bytes(offsets.size())
-  double* square_norms = nullptr;  // optional, where the backend measures: ||in||_F^2 of each block
+  const BlockNorm* norms =
+      nullptr;  // of each block, as Lookahead leaves them; null: found on the way
 };
 
 // The iteration for blocks of one shape. Made once, outside the step; Run allocates nothing.
@@ -58,9 +61,9 @@ class NewtonSchulz {
 
   // Bytes of private memory that Run needs. One workspace serves any number of plans, one at a time.
   virtual size_t workspace_bytes() const = 0;
-  // Makes Run on this workspace cheaper to launch, where the device has a way to (a recorded graph). Optional; outside the
-  // step, and never while Run is on.
-  virtual absl::Status Prepare(void* /*workspace*/) { return absl::OkStatus(); }
+  // Makes RunBatch of this very batch cheaper to launch, where the device has a way to (a recorded graph): the same offsets
+  // and addresses, whatever is there. Optional; outside the step, and never while Run is on. Writes `out`.
+  virtual absl::Status Prepare(const NewtonSchulzBatch& /*batch*/) { return absl::OkStatus(); }
   // out = NS(in), both rows x cols, dense, row-major, fp32; `in` keeps its bytes; in == out is allowed.
   virtual void Run(Stream stream, const float* in, float* out, void* workspace) const = 0;
   // Run on each block; at once where the device gains by it. By default one after the other. The bits of a block are those

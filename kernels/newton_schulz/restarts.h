@@ -24,6 +24,11 @@ std::vector<int> DeriveRestarts(absl::Span<const Coefficients> schedule, Dtype d
 absl::Status CheckRestarts(absl::Span<const Coefficients> schedule, absl::Span<const int> restarts,
                            Dtype dtype);
 
+// What the matrices of an iteration keep, as far as restarts go, where it stores `dtype`: TF32 factors have the bits of fp16.
+inline Dtype RestartDtype(const NewtonSchulzOptions& options, Dtype dtype) {
+  return options.tf32 ? Dtype::kF16 : dtype;
+}
+
 // options.restarts, or those derived for `dtype`.
 std::vector<int> Restarts(const NewtonSchulzOptions& options, Dtype dtype);
 

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "kernels/ops/block_norm.h"
 #include "kernels/ops/dtype.h"
 
 namespace dmuon::kernels {
@@ -39,24 +40,32 @@ struct MeanArgs {
   double* square_sum = nullptr;  // backend-visible; valid after Synchronize
 };
 
+// Operations on the blocks of a parameter take those of one shape together: where each starts, in elements, the same in all
+// arrays; `count` is of the elements of one.
+inline constexpr int64_t kOneBlock[] = {0};
+
 // U = c G + mu (mu M + c G) with nesterov, else mu M + c G. M and G keep their bytes.
 struct LookaheadArgs {
   const float* momentum = nullptr;  // M
   const float* gradient = nullptr;  // G
   float* update = nullptr;          // U
+  absl::Span<const int64_t> offsets = kOneBlock;
   int64_t count = 0;
   float mu = 0;
   float clip = 1;  // c
   bool nesterov = true;
+  BlockNorm* norms = nullptr;     // optional, of each block: what Newton-Schulz begins with
+  double* square_sums = nullptr;  // optional, beside norms: ||U||_F^2 once more, to be kept
 };
 
-// The commit of a muon parameter (or of one block of it), in one pass over memory:
+// The commit of a muon parameter's blocks, in one pass over memory:
 // M = mu M + c G;  W = W (1 - decay) - scale O;  and the published copy, if given, is W rounded.
 struct MuonCommitArgs {
   float* momentum = nullptr;
   const float* gradient = nullptr;
   float* weight = nullptr;
   const float* orthogonal = nullptr;  // O
+  absl::Span<const int64_t> offsets = kOneBlock;
   int64_t count = 0;
   float mu = 0;
   float clip = 1;
@@ -64,15 +73,16 @@ struct MuonCommitArgs {
   float scale = 0;            // eta s
   void* published = nullptr;  // optional: W rounded to `published_dtype`
   Dtype published_dtype = Dtype::kF32;
-  // Optional, where the backend measures: the sum of squares of O. Valid after Synchronize.
-  double* square_sum = nullptr;
+  double* square_sums = nullptr;  // optional, of each block: ||O||_F^2
 };
 
-// An estimate of ||O O^T - I||_F^2 / m for a dense O of m = rows <= cols, of ||O^T O - I||_F^2 / m for a tall one.
+// Of each block, an estimate of ||O O^T - I||_F^2 / m for a dense O of m = rows <= cols, of ||O^T O - I||_F^2 / m for a tall
+// one. Telemetry: no result depends on it.
 struct OrthogonalityArgs {
   const float* orthogonal = nullptr;  // O
+  absl::Span<const int64_t> offsets = kOneBlock;
   int64_t rows = 0, cols = 0;
-  double* square_error = nullptr;  // backend-visible; valid after Synchronize
+  double* square_errors = nullptr;
 };
 
 // PyTorch's AdamW with decoupled decay; `step` counts from 1.
@@ -161,11 +171,7 @@ class Backend {
   virtual void Lookahead(Stream stream, const LookaheadArgs& args) = 0;
   virtual void MuonCommit(Stream stream, const MuonCommitArgs& args) = 0;
   virtual void Adamw(Stream stream, const AdamwArgs& args) = 0;
-  // Whether MuonCommit and Newton-Schulz give their sums, and Orthogonality is there: telemetry, which no result depends
-  // on.
-  virtual bool measures_blocks() const { return false; }
-  // REQUIRES: measures_blocks().
-  virtual void Orthogonality(Stream /*stream*/, const OrthogonalityArgs& /*args*/) {}
+  virtual void Orthogonality(Stream stream, const OrthogonalityArgs& args) = 0;
   // to = from rounded to nearest even in `dtype`.
   virtual void Publish(Stream stream, const float* from, Dtype dtype, void* to, int64_t count) = 0;
 

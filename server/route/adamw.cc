@@ -11,9 +11,9 @@ class Adamw final : public Update {
       : backend_(backend), numel_(numel), state_(state) {}
 
   // Elementwise, and in one pass over memory: all of it is commit.
-  void Compute(kernels::Stream, const UpdateInputs&, std::byte*) override {}
+  void Compute(kernels::Stream, const UpdateInputs&, const UpdatePlace&) override {}
 
-  void Commit(kernels::Stream stream, const UpdateInputs& in, std::byte*) override {
+  void Commit(kernels::Stream stream, const UpdateInputs& in, const UpdatePlace&) override {
     ++state_.adamw_steps;
     backend_.Adamw(stream, {.weight = state_.weight,
                             .exp_avg = state_.exp_avg,
@@ -36,10 +36,10 @@ class Adamw final : public Update {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Update>> MakeAdamw(kernels::Backend& backend,
-                                                  const Parameter& parameter, const OptimizerSpec&,
+absl::StatusOr<std::unique_ptr<Update>> MakeAdamw(NewtonSchulzPlans& plans,
+                                                  const Parameter& parameter,
                                                   ParameterState& state) {
-  return std::make_unique<Adamw>(backend, parameter.numel(), state);
+  return std::make_unique<Adamw>(plans.backend(), parameter.numel(), state);
 }
 
 }  // namespace dmuon::server

@@ -18,19 +18,17 @@ namespace {
 
 // Blocks of one shape run together.
 struct Batch {
-  std::unique_ptr<kernels::NewtonSchulz> newton_schulz;
+  std::shared_ptr<kernels::NewtonSchulz> newton_schulz;
   std::vector<int64_t> offsets;  // of their first elements
   int64_t rows = 0;
   double scale = 1;  // s
 };
 
-// Where everything lies in the workspace: first U, then O in its place; behind it Newton-Schulz's own; then what is measured,
-// kind by kind.
+// Where everything lies in the workspace: first U, then O in its place; behind it the norms of its blocks, then
+// Newton-Schulz's own.
 struct Places {
-  static constexpr size_t kSums = 3;  // for each block
-
+  size_t norms = 0;
   size_t newton_schulz = 0;
-  size_t sums = 0;
   size_t bytes = 0;
   size_t planning_bytes = 0;  // elsewhere, of the largest plan
 };
@@ -56,36 +54,36 @@ absl::StatusOr<Places> PlaceUpdate(const kernels::Backend& backend, const Parame
     newton_schulz_bytes = std::max(newton_schulz_bytes, memory.workspace_bytes);
     places.planning_bytes = std::max(places.planning_bytes, memory.planning_bytes);
   }
-  places.newton_schulz = AlignUp(sizeof(float) * static_cast<size_t>(parameter.numel()), kAlign);
-  places.sums = places.newton_schulz + AlignUp(newton_schulz_bytes, kAlign);
-  const size_t sums = backend.measures_blocks() ? Places::kSums * parameter.blocks.size() : 0;
-  places.bytes = places.sums + AlignUp(sizeof(double) * sums, kAlign);
+  places.norms = AlignUp(sizeof(float) * static_cast<size_t>(parameter.numel()), kAlign);
+  places.newton_schulz =
+      places.norms + AlignUp(sizeof(kernels::BlockNorm) * parameter.blocks.size(), kAlign);
+  places.bytes = places.newton_schulz + AlignUp(newton_schulz_bytes, kAlign);
   return places;
 }
 
-// What a step measures of one block, in the backend's memory.
-struct BlockSums {
-  double* update;      // ||U||_F^2
-  double* orthogonal;  // ||O||_F^2
-  double* error;       // estimate of ||O O^T - I||_F^2 / m
+constexpr size_t kSumsOfABlock = 3;
+// What a step sums up of the blocks of a batch, one each; T is double, const where it is read.
+template <typename T>
+struct BatchSums {
+  T* update;      // ||U||_F^2
+  T* orthogonal;  // ||O||_F^2
+  T* error;       // estimate of ||O O^T - I||_F^2 / m
 };
 
 class Muon final : public Update {
  public:
-  Muon(kernels::Backend& backend, const Parameter& parameter, bool nesterov, ParameterState& state)
-      : backend_(backend),
-        numel_(parameter.numel()),
+  Muon(NewtonSchulzPlans& plans, const Parameter& parameter, ParameterState& state)
+      : backend_(plans.backend()),
         cols_(AsMatrix(parameter).cols),
-        nesterov_(nesterov),
+        nesterov_(plans.spec().nesterov),
         state_(state) {}
 
-  absl::Status Plan(const Parameter& parameter, const OptimizerSpec& spec) {
-    ASSIGN_OR_RETURN(places_, PlaceUpdate(backend_, parameter, spec));
+  absl::Status Plan(NewtonSchulzPlans& plans, const Parameter& parameter) {
+    ASSIGN_OR_RETURN(places_, PlaceUpdate(backend_, parameter, plans.spec()));
     for (const auto& [rows, blocks] : BlocksByRows(parameter)) {
-      Batch batch{nullptr, {}, rows, Scale(spec.adjust_lr, rows, cols_)};
+      Batch batch{nullptr, {}, rows, Scale(plans.spec().adjust_lr, rows, cols_)};
       ASSIGN_OR_RETURN(batch.newton_schulz,
-                       kernels::PlanNewtonSchulz(backend_, spec.newton_schulz, rows, cols_,
-                                                 static_cast<int64_t>(blocks.size())));
+                       plans.For(rows, cols_, static_cast<int64_t>(blocks.size())));
       const bool gram = batch.newton_schulz->form() == kernels::NsForm::kGram;
       for (size_t i : blocks) {
         batch.offsets.push_back(parameter.blocks[i].row_begin * cols_);
@@ -94,101 +92,108 @@ class Muon final : public Update {
       }
       batches_.push_back(std::move(batch));
     }
-    if (backend_.measures_blocks()) measured_.resize(Places::kSums * blocks_.size());
     return absl::OkStatus();
   }
 
-  absl::Status Prepare(std::byte* workspace) override {
-    for (const Batch& batch : batches_)
-      RETURN_IF_ERROR(batch.newton_schulz->Prepare(workspace + places_.newton_schulz));
-    return absl::OkStatus();
-  }
-
-  void Compute(kernels::Stream stream, const UpdateInputs& in, std::byte* workspace) override {
-    float* update = reinterpret_cast<float*>(workspace);
-    backend_.Lookahead(stream, {.momentum = state_.momentum,
-                                .gradient = state_.gradient,
-                                .update = update,
-                                .count = numel_,
-                                .mu = static_cast<float>(in.hyper.momentum),
-                                .clip = static_cast<float>(in.clip_coefficient),
-                                .nesterov = nesterov_});
+  absl::Status Prepare(const UpdatePlace& place) override {
     size_t block = 0;
     for (const Batch& batch : batches_) {
-      batch.newton_schulz->RunBatch(stream, {.in = update,
-                                             .out = update,
-                                             .offsets = batch.offsets,
-                                             .workspace = workspace + places_.newton_schulz,
-                                             .square_norms = SumsIn(workspace, block).update});
+      RETURN_IF_ERROR(batch.newton_schulz->Prepare(BatchIn(place, batch, block)));
+      block += batch.offsets.size();
+    }
+    return absl::OkStatus();
+  }
+
+  void Compute(kernels::Stream stream, const UpdateInputs& in,
+               const UpdatePlace& place) override {
+    size_t block = 0;
+    for (const Batch& batch : batches_) {
+      const kernels::NewtonSchulzBatch newton_schulz = BatchIn(place, batch, block);
+      backend_.Lookahead(stream, {.momentum = state_.momentum,
+                                  .gradient = state_.gradient,
+                                  .update = newton_schulz.out,
+                                  .offsets = batch.offsets,
+                                  .count = batch.rows * cols_,
+                                  .mu = static_cast<float>(in.hyper.momentum),
+                                  .clip = static_cast<float>(in.clip_coefficient),
+                                  .nesterov = nesterov_,
+                                  .norms = NormsIn(place) + block,
+                                  .square_sums = SumsOf(place.sums, batch, block).update});
+      batch.newton_schulz->RunBatch(stream, newton_schulz);
       block += batch.offsets.size();
     }
   }
 
-  void Commit(kernels::Stream stream, const UpdateInputs& in, std::byte* workspace) override {
-    const float* orthogonal = reinterpret_cast<const float*>(workspace);
+  void Commit(kernels::Stream stream, const UpdateInputs& in, const UpdatePlace& place) override {
+    const float* orthogonal = reinterpret_cast<const float*>(place.workspace);
     size_t block = 0;
     for (const Batch& batch : batches_) {
-      for (const int64_t begin : batch.offsets) {
-        const BlockSums sums = SumsIn(workspace, block++);
-        backend_.MuonCommit(stream,
-                            {.momentum = state_.momentum + begin,
-                             .gradient = state_.gradient + begin,
-                             .weight = state_.weight + begin,
-                             .orthogonal = orthogonal + begin,
-                             .count = batch.rows * cols_,
-                             .mu = static_cast<float>(in.hyper.momentum),
-                             .clip = static_cast<float>(in.clip_coefficient),
-                             .decay = static_cast<float>(in.hyper.lr * in.hyper.weight_decay),
-                             .scale = static_cast<float>(in.hyper.lr * batch.scale),
-                             .square_sum = sums.orthogonal});
-        if (measured_.empty()) continue;
-        backend_.Orthogonality(stream, {.orthogonal = orthogonal + begin,
-                                        .rows = batch.rows,
-                                        .cols = cols_,
-                                        .square_error = sums.error});
-      }
+      const BatchSums<double> sums = SumsOf(place.sums, batch, block);
+      backend_.MuonCommit(stream, {.momentum = state_.momentum,
+                                   .gradient = state_.gradient,
+                                   .weight = state_.weight,
+                                   .orthogonal = orthogonal,
+                                   .offsets = batch.offsets,
+                                   .count = batch.rows * cols_,
+                                   .mu = static_cast<float>(in.hyper.momentum),
+                                   .clip = static_cast<float>(in.clip_coefficient),
+                                   .decay = static_cast<float>(in.hyper.lr * in.hyper.weight_decay),
+                                   .scale = static_cast<float>(in.hyper.lr * batch.scale),
+                                   .square_sums = sums.orthogonal});
+      backend_.Orthogonality(stream, {.orthogonal = orthogonal,
+                                      .offsets = batch.offsets,
+                                      .rows = batch.rows,
+                                      .cols = cols_,
+                                      .square_errors = sums.error});
+      block += batch.offsets.size();
     }
-    if (measured_.empty()) return;
-    backend_.CopyToHost(stream, measured_.data(), SumsIn(workspace, 0).update,
-                        sizeof(double) * measured_.size());
   }
 
   absl::Span<const BlockPlan> blocks() const override { return blocks_; }
 
-  void Measures(absl::Span<BlockMeasures> out) const override {
-    std::fill(out.begin(), out.end(), BlockMeasures{.ran = true});
-    if (measured_.empty()) return;
+  void Measures(absl::Span<const double> sums, absl::Span<BlockMeasures> out) const override {
     size_t block = 0;
     for (const Batch& batch : batches_) {
       const double count = static_cast<double>(batch.rows * cols_);
-      for (size_t i = 0; i < batch.offsets.size(); ++i, ++block) {
-        const double* sums = measured_.data();
-        const size_t blocks = blocks_.size();
-        out[block].measured = true;
-        out[block].norm = static_cast<float>(std::sqrt(sums[block]));
-        out[block].update_rms =
-            static_cast<float>(batch.scale * std::sqrt(sums[blocks + block] / count));
-        out[block].orthogonality_error = static_cast<float>(std::sqrt(sums[2 * blocks + block]));
+      const BatchSums<const double> of = SumsOf(sums.data(), batch, block);
+      for (size_t i = 0; i < batch.offsets.size(); ++i) {
+        out[block + i] = {
+            .ran = true,
+            .norm = static_cast<float>(std::sqrt(of.update[i])),
+            .update_rms = static_cast<float>(batch.scale * std::sqrt(of.orthogonal[i] / count)),
+            .orthogonality_error = static_cast<float>(std::sqrt(of.error[i]))};
       }
+      block += batch.offsets.size();
     }
   }
 
  private:
-  // Null where the backend does not measure.
-  BlockSums SumsIn(std::byte* workspace, size_t block) const {
-    if (measured_.empty()) return {};
-    auto* first = reinterpret_cast<double*>(workspace + places_.sums);
-    return {first + block, first + blocks_.size() + block, first + 2 * blocks_.size() + block};
+  kernels::BlockNorm* NormsIn(const UpdatePlace& place) const {
+    return reinterpret_cast<kernels::BlockNorm*>(place.workspace + places_.norms);
+  }
+  // `block`: of the first of the batch. Parameters that are alike get the same addresses, so that a recording serves them all.
+  kernels::NewtonSchulzBatch BatchIn(const UpdatePlace& place, const Batch& batch,
+                                     size_t block) const {
+    auto* const update = reinterpret_cast<float*>(place.workspace);
+    return {.in = update,
+            .out = update,
+            .offsets = batch.offsets,
+            .workspace = place.workspace + places_.newton_schulz,
+            .norms = NormsIn(place) + block};
+  }
+  template <typename T>
+  static BatchSums<T> SumsOf(T* sums, const Batch& batch, size_t block) {
+    const size_t count = batch.offsets.size();
+    T* const first = sums + kSumsOfABlock * block;
+    return {first, first + count, first + 2 * count};
   }
 
   kernels::Backend& backend_;
-  const int64_t numel_;
   const int64_t cols_;
   const bool nesterov_;
   ParameterState& state_;
   std::vector<Batch> batches_;
   std::vector<BlockPlan> blocks_;  // batch by batch
-  std::vector<double> measured_;   // of the last commit; empty where the backend does not measure
   Places places_;
 };
 
@@ -211,6 +216,10 @@ double Scale(AdjustLr adjust, int64_t out, int64_t in) {
   return 1;
 }
 
+size_t SumsOf(const Parameter& parameter) {
+  return parameter.route == Route::kMuon ? kSumsOfABlock * parameter.blocks.size() : 0;
+}
+
 absl::StatusOr<UpdateMemory> PlanMuon(const kernels::Backend& backend, const Parameter& parameter,
                                       const OptimizerSpec& spec) {
   const absl::StatusOr<Places> places = PlaceUpdate(backend, parameter, spec);
@@ -219,12 +228,12 @@ absl::StatusOr<UpdateMemory> PlanMuon(const kernels::Backend& backend, const Par
   return UpdateMemory{places->bytes, places->planning_bytes};
 }
 
-absl::StatusOr<std::unique_ptr<Update>> MakeMuon(kernels::Backend& backend,
+absl::StatusOr<std::unique_ptr<Update>> MakeMuon(NewtonSchulzPlans& plans,
                                                  const Parameter& parameter,
-                                                 const OptimizerSpec& spec, ParameterState& state) {
-  auto muon = std::make_unique<Muon>(backend, parameter, spec.nesterov, state);
+                                                 ParameterState& state) {
+  auto muon = std::make_unique<Muon>(plans, parameter, state);
   RETURN_IF_ERROR(
-      Annotate(muon->Plan(parameter, spec), absl::StrFormat("parameter '%s'", parameter.name)));
+      Annotate(muon->Plan(plans, parameter), absl::StrFormat("parameter '%s'", parameter.name)));
   return muon;
 }
 

@@ -1,6 +1,7 @@
 #include "server/route/route.h"
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 
 namespace dmuon::server {
 
@@ -46,13 +47,23 @@ absl::StatusOr<UpdateMemory> PlanUpdate(const kernels::Backend& backend, const P
   return NotBuilt(parameter.route);
 }
 
-absl::StatusOr<std::unique_ptr<Update>> MakeUpdate(kernels::Backend& backend,
+absl::StatusOr<std::shared_ptr<kernels::NewtonSchulz>> NewtonSchulzPlans::For(int64_t rows,
+                                                                              int64_t cols,
+                                                                              int64_t blocks) {
+  std::shared_ptr<kernels::NewtonSchulz>& made = made_[{rows, cols, blocks}];
+  if (made == nullptr) {
+    ASSIGN_OR_RETURN(made,
+                     kernels::PlanNewtonSchulz(backend_, spec_.newton_schulz, rows, cols, blocks));
+  }
+  return made;
+}
+
+absl::StatusOr<std::unique_ptr<Update>> MakeUpdate(NewtonSchulzPlans& plans,
                                                    const Parameter& parameter,
-                                                   const OptimizerSpec& spec,
                                                    ParameterState& state) {
   switch (parameter.route) {
-    case Route::kMuon: return MakeMuon(backend, parameter, spec, state);
-    case Route::kAdamw: return MakeAdamw(backend, parameter, spec, state);
+    case Route::kMuon: return MakeMuon(plans, parameter, state);
+    case Route::kAdamw: return MakeAdamw(plans, parameter, state);
     case Route::kShardedAdamw: break;
   }
   return NotBuilt(parameter.route);

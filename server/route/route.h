@@ -6,11 +6,14 @@
 #ifndef DMUON_SERVER_ROUTE_ROUTE_H_
 #define DMUON_SERVER_ROUTE_ROUTE_H_
 
+#include <array>
+#include <map>
 #include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kernels/newton_schulz/newton_schulz.h"
 #include "kernels/ops/backend.h"
 #include "proto/wire/control_page.h"
 #include "server/parameter/parameter.h"
@@ -42,20 +45,6 @@ struct UpdateInputs {
   double clip_coefficient = 1;
 };
 
-class Update {
- public:
-  virtual ~Update() = default;
-  // Once, before the first Compute, with the workspace that every Compute will be given.
-  virtual absl::Status Prepare(std::byte* /*workspace*/) { return absl::OkStatus(); }
-  virtual void Compute(kernels::Stream stream, const UpdateInputs& inputs,
-                       std::byte* workspace) = 0;
-  virtual void Commit(kernels::Stream stream, const UpdateInputs& inputs, std::byte* workspace) = 0;
-  // One for each call of Newton-Schulz in a Compute; none where the route has none.
-  virtual absl::Span<const BlockPlan> blocks() const { return {}; }
-  // What the last Commit measured, once a mark behind it is reached; as many as there are blocks.
-  virtual void Measures(absl::Span<BlockMeasures> /*out*/) const {}
-};
-
 // What an update will take on its device, before there is one: the workspace of every Compute, and what MakeUpdate takes and
 // gives back.
 struct UpdateMemory {
@@ -64,22 +53,66 @@ struct UpdateMemory {
 };
 absl::StatusOr<UpdateMemory> PlanUpdate(const kernels::Backend& backend, const Parameter& parameter,
                                         const OptimizerSpec& spec);
+// How many doubles Compute and Commit leave of a step, for Measures.
+size_t SumsOf(const Parameter& parameter);
 
-// `state` and `backend` must outlive the update.
-absl::StatusOr<std::unique_ptr<Update>> MakeUpdate(kernels::Backend& backend,
+// What an update works with, in the backend's memory.
+struct UpdatePlace {
+  std::byte* workspace = nullptr;  // shared with the slot's other updates
+  double* sums = nullptr;          // its own
+};
+
+class Update {
+ public:
+  virtual ~Update() = default;
+  // Once, before the first Compute, with the place that every Compute will be given.
+  virtual absl::Status Prepare(const UpdatePlace& /*place*/) { return absl::OkStatus(); }
+  virtual void Compute(kernels::Stream stream, const UpdateInputs& inputs,
+                       const UpdatePlace& place) = 0;
+  virtual void Commit(kernels::Stream stream, const UpdateInputs& inputs,
+                      const UpdatePlace& place) = 0;
+  // One for each call of Newton-Schulz in a Compute; none where the route has none.
+  virtual absl::Span<const BlockPlan> blocks() const { return {}; }
+  // What the sums say of each block.
+  virtual void Measures(absl::Span<const double> /*sums*/,
+                        absl::Span<BlockMeasures> /*out*/) const {}
+};
+
+struct PlannedUpdate {
+  std::unique_ptr<Update> update;
+  UpdatePlace place;
+};
+
+// The Newton-Schulz plans of one slot: parameters whose blocks are alike share one, and what it has recorded.
+class NewtonSchulzPlans {
+ public:
+  // Both must outlive it.
+  NewtonSchulzPlans(kernels::Backend& backend, const OptimizerSpec& spec)
+      : backend_(backend), spec_(spec) {}
+  absl::StatusOr<std::shared_ptr<kernels::NewtonSchulz>> For(int64_t rows, int64_t cols,
+                                                             int64_t blocks);
+  kernels::Backend& backend() const { return backend_; }
+  const OptimizerSpec& spec() const { return spec_; }
+
+ private:
+  kernels::Backend& backend_;
+  const OptimizerSpec& spec_;
+  std::map<std::array<int64_t, 3>, std::shared_ptr<kernels::NewtonSchulz>> made_;
+};
+
+// `state` and the plans' backend must outlive the update.
+absl::StatusOr<std::unique_ptr<Update>> MakeUpdate(NewtonSchulzPlans& plans,
                                                    const Parameter& parameter,
-                                                   const OptimizerSpec& spec,
                                                    ParameterState& state);
 
 // One line each in the lists of PlanUpdate and MakeUpdate. Adamw, elementwise, takes nothing.
 absl::StatusOr<UpdateMemory> PlanMuon(const kernels::Backend& backend, const Parameter& parameter,
                                       const OptimizerSpec& spec);
-absl::StatusOr<std::unique_ptr<Update>> MakeMuon(kernels::Backend& backend,
-                                                 const Parameter& parameter,
-                                                 const OptimizerSpec& spec, ParameterState& state);
-absl::StatusOr<std::unique_ptr<Update>> MakeAdamw(kernels::Backend& backend,
+absl::StatusOr<std::unique_ptr<Update>> MakeMuon(NewtonSchulzPlans& plans,
+                                                 const Parameter& parameter, ParameterState& state);
+absl::StatusOr<std::unique_ptr<Update>> MakeAdamw(NewtonSchulzPlans& plans,
                                                   const Parameter& parameter,
-                                                  const OptimizerSpec& spec, ParameterState& state);
+                                                  ParameterState& state);
 
 // The 2-norm of a gradient up to which a muon parameter's momentum and U stay finite in fp32, whatever came before under
 // the same bound: |M| <= max / 4 is kept by mu M + G, and U = G + mu M is less than max.

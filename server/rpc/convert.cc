@@ -145,6 +145,7 @@ absl::StatusOr<kernels::NewtonSchulzOptions> FromProto(const v1::NewtonSchulz& m
                      Enum<Dtype>("newton_schulz.iteration_dtype", message.iteration_dtype()));
   }
   options.deterministic = message.deterministic();
+  options.tf32 = message.tf32();
   return options;
 }
 
@@ -190,7 +191,7 @@ void AddBlock(const BlockReport& block, v1::BlockRecord& record) {
   record.mutable_rows()->set_row_end(static_cast<uint64_t>(block.plan.rows.row_end));
   record.set_form(block.plan.form);
   record.set_kernel(block.plan.kernel);
-  if (!block.measures.measured) return;
+  if (!block.measures.ran) return;
   record.set_norm(block.measures.norm);
   record.set_update_rms(block.measures.update_rms);
   record.set_orthogonality_error(block.measures.orthogonality_error);

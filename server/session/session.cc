@@ -30,7 +30,7 @@ absl::Duration EffectiveTimeout(absl::Duration wanted, absl::Duration limit) {
 bool SameNewtonSchulz(const kernels::NewtonSchulzOptions& a,
                       const kernels::NewtonSchulzOptions& b) {
   return a.form == b.form && a.steps == b.steps && a.coefficients == b.coefficients &&
-         a.restarts == b.restarts && a.iteration_dtype == b.iteration_dtype &&
+         a.restarts == b.restarts && a.iteration_dtype == b.iteration_dtype && a.tf32 == b.tf32 &&
          a.deterministic == b.deterministic;
 }
 

@@ -150,10 +150,10 @@ enum class SessionState { kForming = 1, kOpen, kReady, kStepping, kDegraded, kDr
 
 // What one block did in one step; telemetry, which no result depends on.
 struct BlockMeasures {
-  bool ran = false;       // false: no rank had a gradient, or the step changed nothing
-  bool measured = false;  // false: the backend does not measure, and what follows means nothing
-  float norm = 0;         // Frobenius, of U: what Newton-Schulz was given
-  float update_rms = 0;   // of s O: what the learning rate scales
+  bool ran =
+      false;  // false: no rank had a gradient, or the step changed nothing, and what follows means nothing
+  float norm = 0;                 // Frobenius, of U: what Newton-Schulz was given
+  float update_rms = 0;           // of s O: what the learning rate scales
   float orthogonality_error = 0;  // estimate of ||O O^T - I||_F / sqrt(m)
 };
 

@@ -55,6 +55,7 @@ void Step::Run() {
     Publish(committed);            // 4 publish: into every trainer's WEIGHT arena
     progress_.Drain();             //   nobody waits for this slot meanwhile
   }
+  FetchSums();
   FinishPublishing();  //   devices may still be at it
   Measure(clipped);    // what each block did, for the step's record
 
@@ -63,14 +64,13 @@ void Step::Run() {
 }
 
 Step::Step(StepContext& context, SlotId slot, kernels::Stream stream, Progress& progress,
-           std::vector<std::unique_ptr<Update>> updates, std::byte* workspace)
+           std::vector<PlannedUpdate> updates)
     : context_(context),
       slot_(slot),
       stream_(stream),
       progress_(progress),
       owned_(context.plan.owned[slot.index()]),
       updates_(std::move(updates)),
-      workspace_(workspace),
       messages_(context),
       gathered_(context.slots()),
       hyper_(context.optimizer.groups.size()),
@@ -79,10 +79,13 @@ Step::Step(StepContext& context, SlotId slot, kernels::Stream stream, Progress& 
       square_sums_(owned_.size(), 0),
       sent_(owned_.size()),
       norms_squared_(context.table.parameters.size(), 0) {
-  for (const auto& update : updates_) {
-    first_block_.push_back(blocks_.size());
-    blocks_.resize(blocks_.size() + update->blocks().size());
+  size_t sums = 0, blocks = 0;
+  for (size_t i = 0; i < owned_.size(); ++i) {
+    sums += SumsOf(context.parameter(owned_[i]));
+    blocks += updates_[i].update->blocks().size();
   }
+  sums_.resize(sums);
+  blocks_.resize(blocks);
 }
 
 bool Step::AnswerOutOfOrder(const wire::Record& record) {
@@ -259,8 +262,9 @@ Step::Updated Step::ComputeUpdate(size_t owned, const Clipped& clipped) {
   const bool changed = clipped.judged.finite && present_[owned];
   if (!changed) return {owned, false};
   const absl::Time start = absl::Now();
-  updates_[owned]->Compute(stream_, InputsOf(owned, clipped), workspace_);
-  report_.newton_schulz_calls += static_cast<int>(updates_[owned]->blocks().size());
+  const PlannedUpdate& planned = updates_[owned];
+  planned.update->Compute(stream_, InputsOf(owned, clipped), planned.place);
+  report_.newton_schulz_calls += static_cast<int>(planned.update->blocks().size());
   report_.update += Since(start);
   return {owned, true};
 }
@@ -268,7 +272,8 @@ Step::Updated Step::ComputeUpdate(size_t owned, const Clipped& clipped) {
 Step::Committed Step::Commit(const Updated& updated, const Clipped& clipped) {
   if (!updated.changed) return {updated.owned, false};
   const absl::Time start = absl::Now();
-  updates_[updated.owned]->Commit(stream_, InputsOf(updated.owned, clipped), workspace_);
+  const PlannedUpdate& planned = updates_[updated.owned];
+  planned.update->Commit(stream_, InputsOf(updated.owned, clipped), planned.place);
   report_.update += Since(start);
   return {updated.owned, true};
 }
@@ -297,20 +302,37 @@ void Step::AnnouncePublished(size_t enqueued) {
   }
 }
 
+// One copy for all updates: it is there when the last weight is, or soon after.
+void Step::FetchSums() {
+  if (sums_.empty()) return;
+  kernels::Backend& backend = context_.backend(slot_);
+  backend.CopyToHost(stream_, sums_.data(), updates_.front().place.sums,
+                     sums_.size() * sizeof(double));
+  sums_fetched_ = backend.Mark(stream_);
+}
+
 void Step::FinishPublishing() {
   const absl::Time start = absl::Now();
   progress_.DrainUntil([this] {
     AnnouncePublished(owned_.size());
-    return owned_.empty() || published_ == owned_.size();
+    if (!owned_.empty() && published_ < owned_.size()) return false;
+    if (sums_.empty()) return true;
+    const absl::StatusOr<bool> fetched = context_.backend(slot_).Reached(stream_, sums_fetched_);
+    return !fetched.ok() || *fetched;  // publishing has found the failure
   });
   report_.publish += Since(start);
 }
 
 void Step::Measure(const Clipped& clipped) {
+  absl::Span<const double> sums = sums_;
+  absl::Span<BlockMeasures> blocks = absl::MakeSpan(blocks_);
   for (size_t i = 0; i < owned_.size(); ++i) {
-    if (!clipped.judged.finite || !present_[i]) continue;
-    const Update& update = *updates_[i];
-    update.Measures(absl::MakeSpan(blocks_).subspan(first_block_[i], update.blocks().size()));
+    const Update& update = *updates_[i].update;
+    const size_t count = SumsOf(context_.parameter(owned_[i]));
+    if (clipped.judged.finite && present_[i])
+      update.Measures(sums.first(count), blocks.first(update.blocks().size()));
+    sums.remove_prefix(count);
+    blocks.remove_prefix(update.blocks().size());
   }
 }
 

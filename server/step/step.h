@@ -18,9 +18,9 @@ namespace dmuon::server {
 
 class Step {
  public:
-  // `updates`: of the parameters that `slot` owns, in the order of the plan. `workspace`: for the largest of them.
+  // `updates`: of the parameters that `slot` owns, in the order of the plan. Their sums lie one behind the other.
   Step(StepContext& context, SlotId slot, kernels::Stream stream, Progress& progress,
-       std::vector<std::unique_ptr<Update>> updates, std::byte* workspace);
+       std::vector<PlannedUpdate> updates);
 
   // Answers the STEP record that waits in the record table, and does what it asks for.
   void Run();
@@ -70,6 +70,7 @@ class Step {
   absl::StatusOr<Reduced> AwaitFetched();
   absl::Status FetchPieceSums();
   void AnnouncePublished(size_t enqueued);
+  void FetchSums();
   void FinishPublishing();
   void Measure(const Clipped& clipped);
   void AnswerFailure(const wire::Record& record, const absl::Status& why);
@@ -83,8 +84,7 @@ class Step {
   const kernels::Stream stream_;
   Progress& progress_;
   const std::vector<ParameterId>& owned_;
-  const std::vector<std::unique_ptr<Update>> updates_;
-  std::byte* const workspace_;
+  const std::vector<PlannedUpdate> updates_;
 
   // Scratch of the step under way; reserved once.
   Messages messages_;
@@ -95,7 +95,8 @@ class Step {
   std::vector<double> square_sums_;    // by owned parameter
   std::vector<Sent> sent_;             // by owned parameter: its publication
   size_t published_ = 0;               // owned parameters that the trainers were told of
-  std::vector<size_t> first_block_;    // by owned parameter, into blocks_
+  std::vector<double> sums_;           // of the updates, one behind the other
+  uint64_t sums_fetched_ = 0;          // the mark behind their copy
   std::vector<BlockMeasures> blocks_;  // of all owned parameters
   std::vector<double> norms_squared_;  // by parameter, of all slots
   uint64_t generation_ = 0;

@@ -19,14 +19,15 @@ uint64_t ArrayBytes(const Parameter& p) {
   return AlignUp(sizeof(float) * ArraysOf(p.route) * p.numel(), kAlignment);
 }
 
+// The arrays of what the slot owns, and the sums of a step: of each piece of a gradient, and what the updates leave.
 uint64_t StateBytes(const ParameterTable& table, const server::Plan& plan, SlotId slot) {
   uint64_t bytes = 0;
-  uint64_t pieces = 0;
+  uint64_t sums = 0;
   for (ParameterId p : plan.owned[slot.index()]) {
     bytes += ArrayBytes(table.parameters[p.index()]);
-    pieces += plan.transfers[p.index()].pieces.size();
+    sums += plan.transfers[p.index()].pieces.size() + SumsOf(table.parameters[p.index()]);
   }
-  return bytes + AlignUp(sizeof(double) * pieces, kAlignment);
+  return bytes + AlignUp(sizeof(double) * sums, kAlignment);
 }
 
 }  // namespace
@@ -56,16 +57,16 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Plan(StepContext& context, SlotI
 }
 
 absl::Status Worker::MakeUpdates() {
+  NewtonSchulzPlans plans(context_.backend(slot_), context_.optimizer);
   for (ParameterId p : context_.plan.owned[slot_.index()]) {
     ASSIGN_OR_RETURN(std::unique_ptr<Update> update,
-                     MakeUpdate(context_.backend(slot_), context_.parameter(p), context_.optimizer,
-                                context_.state[p.index()]));
+                     MakeUpdate(plans, context_.parameter(p), context_.state[p.index()]));
     for (const BlockPlan& block : update->blocks()) {
       ++(block.form == "gram" ? forms_.gram : forms_.direct);
       forms_.kernel = block.kernel;
       blocks_.push_back({p, block});
     }
-    planned_.push_back(std::move(update));
+    planned_.push_back({std::move(update), {}});
   }
   return absl::OkStatus();
 }
@@ -93,13 +94,15 @@ absl::Status Worker::Allocate() {
     context_.state[p.index()].square_sum = sums;
     sums += context_.plan.transfers[p.index()].pieces.size();
   }
-  for (const auto& update : planned_) {
-    RETURN_IF_ERROR(update->Prepare(static_cast<std::byte*>(workspace_)));
+  for (size_t i = 0; i < owned.size(); ++i) {
+    PlannedUpdate& planned = planned_[i];
+    planned.place = {static_cast<std::byte*>(workspace_), sums};
+    sums += SumsOf(context_.parameter(owned[i]));
+    RETURN_IF_ERROR(planned.update->Prepare(planned.place));
   }
   ASSIGN_OR_RETURN(std::unique_ptr<Courier> courier, MakeCourier(context_, slot_, stream_));
   progress_ = std::make_unique<Progress>(context_, slot_, stream_, std::move(courier));
-  step_ = std::make_unique<Step>(context_, slot_, stream_, *progress_, std::move(planned_),
-                                 static_cast<std::byte*>(workspace_));
+  step_ = std::make_unique<Step>(context_, slot_, stream_, *progress_, std::move(planned_));
   return absl::OkStatus();
 }
 

@@ -77,7 +77,7 @@ class Worker {
   size_t workspace_bytes_ = 0;  // of the updates
   Forms forms_;
   std::vector<OwnedBlock> blocks_;
-  std::vector<std::unique_ptr<Update>> planned_;  // until Allocate
+  std::vector<PlannedUpdate> planned_;  // until Allocate
   std::unique_ptr<Progress> progress_;
   std::unique_ptr<Step> step_;
   std::thread thread_;

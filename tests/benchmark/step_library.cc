@@ -107,22 +107,30 @@ class Loop {
   }
 
   absl::Status PrepareSlot(int slot) {
-    size_t workspace_bytes = 0;
+    size_t workspace_bytes = 0, sums = 0;
+    plans_.push_back(std::make_unique<server::NewtonSchulzPlans>(*backend_, spec_));
     for (ParameterId p : plan_.owned[slot]) {
       const server::Parameter& parameter = table_.parameters[p.index()];
       ASSIGN_OR_RETURN(float* arrays, Floats(ArraysOf(parameter.route) * parameter.numel()));
       server::Assign(parameter.route, parameter.numel(), arrays, state_[p.index()]);
-      ASSIGN_OR_RETURN(updates_[p.index()],
-                       server::MakeUpdate(*backend_, parameter, spec_, state_[p.index()]));
+      server::PlannedUpdate& planned = updates_[p.index()];
+      ASSIGN_OR_RETURN(planned.update,
+                       server::MakeUpdate(*plans_.back(), parameter, state_[p.index()]));
       ASSIGN_OR_RETURN(const server::UpdateMemory memory,
                        server::PlanUpdate(*backend_, parameter, spec_));
       workspace_bytes = std::max(workspace_bytes, memory.workspace_bytes);
+      sums += server::SumsOf(parameter);
     }
     ASSIGN_OR_RETURN(void* workspace, backend_->Allocate(workspace_bytes));
     owned_.push_back(workspace);
-    workspace_.push_back(static_cast<std::byte*>(workspace));
-    for (ParameterId p : plan_.owned[slot])
-      RETURN_IF_ERROR(updates_[p.index()]->Prepare(workspace_.back()));
+    ASSIGN_OR_RETURN(void* sum, backend_->Allocate(sizeof(double) * sums));
+    owned_.push_back(sum);
+    for (ParameterId p : plan_.owned[slot]) {
+      server::PlannedUpdate& planned = updates_[p.index()];
+      planned.place = {static_cast<std::byte*>(workspace), static_cast<double*>(sum)};
+      RETURN_IF_ERROR(planned.update->Prepare(planned.place));
+      sum = static_cast<double*>(sum) + server::SumsOf(table_.parameters[p.index()]);
+    }
     return absl::OkStatus();
   }
 
@@ -142,8 +150,9 @@ class Loop {
   void Update(int slot) {
     const server::UpdateInputs inputs{{.lr = 0.02, .momentum = 0.95}, 1};
     for (ParameterId p : plan_.owned[slot]) {
-      updates_[p.index()]->Compute({}, inputs, workspace_[slot]);
-      updates_[p.index()]->Commit({}, inputs, workspace_[slot]);
+      const server::PlannedUpdate& planned = updates_[p.index()];
+      planned.update->Compute({}, inputs, planned.place);
+      planned.update->Commit({}, inputs, planned.place);
       for (const Buffers& rank : buffers_) {
         backend_->Publish({}, state_[p.index()].weight, Dtype::kF32, rank.weight[p.index()],
                           table_.parameters[p.index()].numel());
@@ -156,10 +165,10 @@ class Loop {
   server::OptimizerSpec spec_;
   server::Plan plan_;
   std::unique_ptr<kernels::Backend> backend_;
-  std::vector<server::ParameterState> state_;             // by parameter
-  std::vector<std::unique_ptr<server::Update>> updates_;  // by parameter
-  std::vector<std::byte*> workspace_;                     // by slot
-  std::vector<Buffers> buffers_;                          // by rank
+  std::vector<std::unique_ptr<server::NewtonSchulzPlans>> plans_;  // by slot
+  std::vector<server::ParameterState> state_;                      // by parameter
+  std::vector<server::PlannedUpdate> updates_;                     // by parameter
+  std::vector<Buffers> buffers_;                                   // by rank
   std::vector<void*> owned_;
 };
 

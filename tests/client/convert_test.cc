@@ -81,11 +81,14 @@ TEST(Convert, NewtonSchulzKeepsGivenApartFromDerivedRestarts) {
   EXPECT_EQ(request->parameters(0).param_dtype(), v1::DTYPE_BF16);
 
   options.newton_schulz.restarts.emplace();
+  EXPECT_FALSE(request->newton_schulz().tf32());
   options.newton_schulz.iteration_dtype = Dtype::kF32;
+  options.newton_schulz.tf32 = true;
   options.newton_schulz.coefficients = {{1, 2, 3}, {4, 5, 6}};
   request = ToProto(options);
   ASSERT_TRUE(request.ok());
   EXPECT_TRUE(request->newton_schulz().restarts_given());
+  EXPECT_TRUE(request->newton_schulz().tf32());
   EXPECT_THAT(request->newton_schulz().coefficients(), ElementsAre(1, 2, 3, 4, 5, 6));
 }
 

@@ -50,6 +50,7 @@ class KernelCoverage : public testing::Environment {
       }
     }
     EXPECT_GE(found, static_cast<int>(names_.size()));
+    EXPECT_EQ(Fake<FakeCudaCounters()>("fake_cuda_counters")().lazy_loads, 0) << "kernels";
   }
 
  private:

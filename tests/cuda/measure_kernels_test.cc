@@ -28,9 +28,9 @@ class MeasureKernelsTest : public DeviceTest {
     args.orthogonal = OnDevice(matrix, shift);
     args.rows = rows;
     args.cols = cols;
-    args.square_error = static_cast<double*>(Bytes(sizeof(double)));
+    args.square_errors = static_cast<double*>(Bytes(sizeof(double)));
     backend().Orthogonality(stream(), args);
-    return ToHost(args.square_error, 1)[0];
+    return ToHost(args.square_errors, 1)[0];
   }
 };
 
@@ -94,11 +94,11 @@ TEST_F(MeasureKernelsTest, MuonCommitSumsTheSquaresOfWhatItSubtracts) {
         args.orthogonal = OnDevice(o, shift);
         args.count = count;
         args.published = published ? Bytes((n + shift) * sizeof(float)) : nullptr;
-        args.square_sum = static_cast<double*>(Bytes(sizeof(double)));
+        args.square_sums = static_cast<double*>(Bytes(sizeof(double)));
         backend().MuonCommit(stream(), args);
         double expected = 0;
         for (float x : o) expected += static_cast<double>(x) * x;
-        EXPECT_NEAR(ToHost(args.square_sum, 1)[0], expected, 1e-13 * expected) << count;
+        EXPECT_NEAR(ToHost(args.square_sums, 1)[0], expected, 1e-13 * expected) << count;
       }
     }
   }

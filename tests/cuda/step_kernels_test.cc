@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -163,6 +164,40 @@ TEST_F(StepKernelsTest, LookaheadAgreesWithFloat64) {
           expected[i] = nesterov ? 0.25 * g[i] + static_cast<double>(args.mu) * momentum : momentum;
         }
         EXPECT_LE(RelativeError(ToHost(args.update, n), expected), 2e-7) << count;
+      }
+    }
+  }
+}
+
+TEST_F(StepKernelsTest, LookaheadLeavesTheNormsOfItsBlocks) {
+  constexpr int64_t kOffsets[] = {0, 20004, 40009};  // the last is not aligned
+  for (int64_t count : {1, 4097, 20001}) {
+    for (bool nesterov : {false, true}) {
+      for (size_t blocks : {2, 3}) {
+        LookaheadArgs args;
+        args.momentum = OnDevice(Gaussian(61000, 1));
+        args.gradient = OnDevice(Gaussian(61000, 2));
+        args.update = OnDevice(std::vector<float>(61000, 3.0f));
+        args.offsets = absl::MakeConstSpan(kOffsets).first(blocks);
+        args.count = count;
+        args.mu = 0.95f;
+        args.nesterov = nesterov;
+        args.norms = OnDevice(std::vector<kernels::BlockNorm>(3));
+        args.square_sums = OnDevice(std::vector<double>(3));
+        backend().Lookahead(stream(), args);
+        const std::vector<float> update = ToHost(args.update, 61000);
+        for (size_t i = 0; i < blocks; ++i) {
+          double squares = 0, largest = 0;
+          for (int64_t k = kOffsets[i]; k < kOffsets[i] + count; ++k) {
+            const double value = update[static_cast<size_t>(k)];
+            squares += value * value;
+            largest = std::max(largest, std::fabs(value));
+          }
+          const kernels::BlockNorm norm = ToHost(args.norms, blocks)[i];
+          EXPECT_NEAR(norm.square_sum, squares, 1e-13 * squares) << count << ", block " << i;
+          EXPECT_EQ(norm.largest, largest) << count << ", block " << i;
+          EXPECT_EQ(ToHost(args.square_sums, blocks)[i], norm.square_sum);
+        }
       }
     }
   }

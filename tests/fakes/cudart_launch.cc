@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "tests/fakes/cudart_world.h"
 
@@ -52,6 +53,7 @@ cudaError_t LaunchKernel(KernelEntry& kernel, dim3 grid, dim3 block, void** argu
     return cudaErrorInvalidDeviceFunction;
   }
   ++W().counters.launches;
+  if (!std::exchange(kernel.loaded, true)) ++W().counters.lazy_loads;
   ++kernel.launches;
   std::vector<uintptr_t> words;
   Task task;
@@ -112,6 +114,14 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void*
   ENTER("cudaLaunchKernel");
   return Answer(LaunchKernel(*reinterpret_cast<KernelEntry*>(kernel), grid, block, arguments,
                              shared, Real(stream)));
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* stub) {
+  ENTER("cudaFuncGetAttributes");
+  const auto found = KernelTable().find(stub);
+  if (found == KernelTable().end()) return Answer(cudaErrorInvalidDeviceFunction);
+  found->second.loaded = true;
+  *attributes = {};
+  return Answer(cudaSuccess);
 }
 cudaError_t cudaLaunchKernel(const void* stub, dim3 grid, dim3 block, void** arguments,
                              size_t shared, cudaStream_t stream) {

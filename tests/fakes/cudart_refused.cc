@@ -21,7 +21,6 @@ extern "C" {
 REFUSE(cudaDeviceGetDefaultMemPool)
 REFUSE(cudaDeviceGetGraphMemAttribute)
 REFUSE(cudaDeviceSetGraphMemAttribute)
-REFUSE(cudaFuncGetAttributes)
 REFUSE(cudaFuncSetAttribute)
 REFUSE(cudaGetSymbolAddress)
 REFUSE(cudaGraphAddNode)

@@ -26,14 +26,14 @@ const char* Name(Memory::Kind kind) {
 void WriteReport(const char* path, const FakeCudaCounters& c, const std::string& leaks) {
   FILE* file = std::fopen((std::string(path) + "." + std::to_string(getpid())).c_str(), "w");
   if (file == nullptr) return;
-  std::fprintf(file,
-               "{\"allocations\": %lu, \"frees\": %lu, \"live_bytes\": %lu, \"streams\": %lu, "
-               "\"events\": %lu, \"graphs\": %lu, \"created\": %lu, \"launches\": %lu, "
-               "\"waits\": %lu, \"default_stream_uses\": %lu, \"imports\": %lu, "
-               "\"imports_opened\": %lu, \"imports_closed\": %lu, \"calls\": {",
-               c.allocations, c.frees, c.live_bytes, c.streams, c.events, c.graphs, c.created,
-               c.launches, c.waits, c.default_stream_uses, c.imports, c.imports_opened,
-               c.imports_closed);
+  std::fprintf(
+      file,
+      "{\"allocations\": %lu, \"frees\": %lu, \"live_bytes\": %lu, \"streams\": %lu, "
+      "\"events\": %lu, \"graphs\": %lu, \"created\": %lu, \"launches\": %lu, "
+      "\"lazy_loads\": %lu, \"waits\": %lu, \"default_stream_uses\": %lu, \"imports\": %lu, "
+      "\"imports_opened\": %lu, \"imports_closed\": %lu, \"calls\": {",
+      c.allocations, c.frees, c.live_bytes, c.streams, c.events, c.graphs, c.created, c.launches,
+      c.lazy_loads, c.waits, c.default_stream_uses, c.imports, c.imports_opened, c.imports_closed);
   const char* separator = "";
   for (const auto& [function, calls] : FaultScript::Get().AllCalls()) {
     std::fprintf(file, "%s\"%s\": %lu", separator, function.c_str(), calls);

@@ -78,6 +78,7 @@ struct Device {
 struct KernelEntry {
   std::string name;
   uint64_t launches = 0;
+  bool loaded = false;
 };
 
 struct World {

@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +20,7 @@ constexpr uint64_t kUnusable = 1;  // in data[2] of an algorithm
 
 struct Operation {
   cublasOperation_t a = CUBLAS_OP_N, b = CUBLAS_OP_N;
+  bool tf32 = false;
 };
 
 struct Layout {
@@ -76,6 +78,17 @@ std::vector<float> Gather(const Layout& l, const void* base, int64_t offset, boo
   return out;
 }
 
+// To nearest, of 10 bits behind the point; finite values.
+float RoundToTf32(float x) {
+  constexpr uint32_t kLost = 13;
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  bits = (bits + (1u << (kLost - 1)) - 1 + ((bits >> kLost) & 1)) >> kLost << kLost;
+  if (!std::isfinite(x)) return x;
+  std::memcpy(&x, &bits, sizeof(bits));
+  return x;
+}
+
 // row += factor * from. Most of the time of these tests is spent here.
 __attribute__((target_clones("avx512f", "avx2", "default"))) void AddScaled(float* row,
                                                                             float factor,
@@ -88,8 +101,13 @@ void Multiply(const Operation& op, float alpha, const void* a, const Layout& la,
               const Layout& lb, float beta, const void* c, void* d, const Layout& ld) {
   const int64_t depth = op.a == CUBLAS_OP_T ? la.rows : la.cols;
   for (int64_t batch = 0; batch < ld.batch; ++batch) {
-    const std::vector<float> left = Gather(la, a, batch * la.stride, op.a == CUBLAS_OP_T);
-    const std::vector<float> right = Gather(lb, b, batch * lb.stride, op.b == CUBLAS_OP_T);
+    std::vector<float> left = Gather(la, a, batch * la.stride, op.a == CUBLAS_OP_T);
+    std::vector<float> right = Gather(lb, b, batch * lb.stride, op.b == CUBLAS_OP_T);
+    if (op.tf32) {
+      for (std::vector<float>* factor : {&left, &right}) {
+        for (float& x : *factor) x = RoundToTf32(x);
+      }
+    }
     std::vector<float> row(static_cast<size_t>(ld.cols));
     for (int64_t i = 0; i < ld.rows; ++i) {
       std::fill(row.begin(), row.end(), 0.0f);
@@ -129,8 +147,12 @@ size_t cublasLtGetVersion() { return 0; }
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
                                         cudaDataType_t scale) {
-  if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
-  *desc = reinterpret_cast<cublasLtMatmulDesc_t>(new Operation());
+  const bool tf32 = compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+  if ((compute != CUBLAS_COMPUTE_32F && !tf32) || scale != CUDA_R_32F)
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  auto* op = new Operation();
+  op->tf32 = tf32;
+  *desc = reinterpret_cast<cublasLtMatmulDesc_t>(op);
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) {

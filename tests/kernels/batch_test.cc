@@ -54,22 +54,12 @@ TEST_P(EachKernel, BlocksOfABatchHaveTheBitsOfEachAloneForAnyNumberOfThreads) {
         EXPECT_EQ(bytes, (*plan)->batch_workspace_bytes(count));
         void* workspace = *runner.backend().Allocate(bytes);
         std::vector<float> batch = blocks.values;
-        std::vector<double> square_norms(count, -1);
         (*plan)->RunBatch({}, {.in = batch.data(),
                                .out = batch.data(),
                                .offsets = blocks.offsets,
-                               .workspace = workspace,
-                               .square_norms = square_norms.data()});
+                               .workspace = workspace});
         EXPECT_EQ(std::memcmp(batch.data(), alone.data(), batch.size() * sizeof(float)), 0)
             << count << " of " << rows << " x " << cols << ", " << threads << " threads";
-        for (int64_t i = 0; i < count; ++i) {
-          double exact = 0;
-          for (int64_t k = 0; k < rows * cols; ++k) {
-            const double x = blocks.values[blocks.offsets[i] + k];
-            exact += x * x;
-          }
-          EXPECT_NEAR(square_norms[i], exact, 1e-9 * exact);
-        }
         runner.backend().Free(workspace);
       }
     }

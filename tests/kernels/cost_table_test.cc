@@ -100,6 +100,12 @@ TEST(CostTable, TheDtypeThatIsAskedForFindsItsSeries) {
   EXPECT_EQ(FindSeries(table, options), &table.series[0]);
   options.iteration_dtype = Dtype::kF16;
   EXPECT_EQ(FindSeries(table, options), nullptr);
+  options.iteration_dtype = Dtype::kF32;
+  EXPECT_EQ(FindSeries(table, options), &table.series[1]);
+  options.tf32 = true;
+  EXPECT_EQ(FindSeries(table, options), nullptr) << "tf32 is not calibrated";
+  options.tf32 = false;
+  options.iteration_dtype = Dtype::kF16;
   options.deterministic = true;
   EXPECT_EQ(FindSeries(table, options), &table.series[1]);
 }

@@ -192,6 +192,23 @@ TEST(Plan, GramRunsTheDirectFormOnSquares) {
   EXPECT_EQ(form_of(512, 128), NsForm::kGram);
 }
 
+TEST(Plan, Tf32GoesWithFp32Alone) {
+  NewtonSchulzOptions options;
+  options.tf32 = true;
+  const auto refused = [&](const char* given) {
+    const absl::Status status = Validate(options);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << given;
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr(given));
+  };
+  refused("given none");
+  options.iteration_dtype = Dtype::kBF16;
+  refused("given bf16");
+  options.iteration_dtype = Dtype::kF32;
+  EXPECT_TRUE(Validate(options).ok());
+  options.deterministic = true;
+  refused("given deterministic");
+}
+
 TEST(Plan, RefusesWhatItCannotRun) {
   Runner runner("");
   EXPECT_EQ(PlanNewtonSchulz(runner.backend(), {}, 0, 5).status().code(),
@@ -202,6 +219,11 @@ TEST(Plan, RefusesWhatItCannotRun) {
   EXPECT_EQ(fp16.code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(fp16.message()), testing::HasSubstr("fp16 is not built on the cpu"));
   EXPECT_THAT(std::string(fp16.message()), testing::HasSubstr("bf16 or fp32"));
+  options.iteration_dtype = Dtype::kF32;
+  options.tf32 = true;
+  const absl::Status tf32 = PlanNewtonSchulz(runner.backend(), options, 64, 64).status();
+  EXPECT_EQ(tf32.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(tf32.message()), testing::HasSubstr("tf32 is not built on the cpu"));
 }
 
 }  // namespace

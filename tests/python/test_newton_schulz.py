@@ -69,6 +69,26 @@ def test_a_dtype_that_it_cannot_compute_in_is_named_with_those_it_can(function, 
         function(torch.ones(4, 4, dtype=dtype))
 
 
+def test_the_iteration_dtype_is_one_that_there_is():
+    for name in ("fp32", "tf32", "bf16", "fp16", None):
+        assert dmuon.NewtonSchulz(iteration_dtype=name).iteration_dtype == name
+    with pytest.raises(ValueError, match="iteration_dtype: expected one of fp32, tf32, bf16, fp16 or None, got 'fp8'"):
+        dmuon.NewtonSchulz(iteration_dtype="fp8")
+    with pytest.raises(ValueError, match="expected None or 'fp32' with deterministic, got 'tf32'"):
+        dmuon.NewtonSchulz(deterministic=True, iteration_dtype="tf32")
+
+
+def test_an_iteration_dtype_is_what_runs():
+    g = torch.randn(96, 256, generator=torch.Generator().manual_seed(3))
+    fp32 = dmuon.NewtonSchulz(iteration_dtype="fp32").local(g)
+    assert torch.equal(fp32, dmuon.NewtonSchulz(deterministic=True).local(g))
+    bf16 = dmuon.NewtonSchulz(iteration_dtype="bf16").local(g)
+    assert 0 < (bf16 - fp32).norm() / fp32.norm() < 2e-2
+    for name in ("tf32", "fp16"):
+        with pytest.raises(NotImplementedError, match=f"{name} is not built on the cpu backend"):
+            dmuon.NewtonSchulz(iteration_dtype=name).local(g)
+
+
 def test_what_is_no_tensor_is_refused():
     with pytest.raises(TypeError, match=r"torch\.Tensor, got ndarray"):
         dmuon.newton_schulz(np.ones((4, 4)))

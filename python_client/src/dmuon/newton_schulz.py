@@ -35,6 +35,8 @@ YOU_COEFFICIENTS: list[list[float]] = [
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _MAX_STEPS = 32
 
+_ITERATION_DTYPES = ("fp32", "tf32", "bf16", "fp16")
+
 _KERNELS = ("auto", "cublas", "symmetric", "cpu")
 _ALIASES = {"quack": "symmetric", "cute_sm80": "symmetric"}
 _GPU_ONLY = ("symmetric",)
@@ -49,6 +51,8 @@ class NewtonSchulz:
         coefficients: (a, b, c) for each step; default Polar Express.
         restart_iterations: gram: restart before these steps (0-based); default: derived.
         deterministic: iterate in fp32.
+        iteration_dtype: "fp32", "tf32" (fp32 matrices, products with TF32 factors; GPUs only), "bf16" or "fp16" (GPUs only);
+            default: the backend's choice.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class NewtonSchulz:
         coefficients: Coefficients | None = None,
         restart_iterations: Sequence[int] | None = None,
         deterministic: bool = False,
+        iteration_dtype: str | None = None,
     ) -> None:
         if backend not in ("gram", "direct"):
             raise ValueError(f"backend: expected 'gram' or 'direct', got {backend!r}")
@@ -66,6 +71,13 @@ class NewtonSchulz:
         self.coefficients = _check_coefficients(coefficients)
         self.restart_iterations = None if restart_iterations is None else [int(i) for i in restart_iterations]
         self.deterministic = bool(deterministic)
+        if iteration_dtype is not None and iteration_dtype not in _ITERATION_DTYPES:
+            raise ValueError(
+                f"iteration_dtype: expected one of {', '.join(_ITERATION_DTYPES)} or None, got {iteration_dtype!r}"
+            )
+        if self.deterministic and iteration_dtype not in (None, "fp32"):
+            raise ValueError(f"iteration_dtype: expected None or 'fp32' with deterministic, got {iteration_dtype!r}")
+        self.iteration_dtype = iteration_dtype
 
     def native(self, steps: int) -> Any:
         """The options as the binding takes them."""
@@ -76,8 +88,16 @@ class NewtonSchulz:
             steps=steps,
             coefficients=[] if self.coefficients is None else self.coefficients,
             restarts=self.restart_iterations,
+            iteration_dtype=self._native_dtype(),
             deterministic=self.deterministic,
+            tf32=self.iteration_dtype == "tf32",
         )
+
+    def _native_dtype(self) -> Any:
+        from dmuon import _native
+
+        names = {"fp32": _native.Dtype.F32, "tf32": _native.Dtype.F32, "bf16": _native.Dtype.BF16, "fp16": _native.Dtype.F16}
+        return None if self.iteration_dtype is None else names[self.iteration_dtype]
 
     def local(self, G: torch.Tensor, steps: int = 5) -> torch.Tensor:
         """NS(G) in this process."""

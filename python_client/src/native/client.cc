@@ -204,13 +204,14 @@ void BindOptimizer(nb::module_& m) {
           [](client::NewtonSchulzOptions* self, client::NsForm form, int steps,
              std::vector<std::array<double, 3>> coefficients,
              std::optional<std::vector<int>> restarts, std::optional<client::Dtype> iteration_dtype,
-             bool deterministic) {
+             bool deterministic, bool tf32) {
             new (self) client::NewtonSchulzOptions{
-                form,         steps, std::move(coefficients), std::move(restarts), iteration_dtype,
-                deterministic};
+                form,          steps, std::move(coefficients), std::move(restarts), iteration_dtype,
+                deterministic, tf32};
           },
           "form"_a, "steps"_a, "coefficients"_a = std::vector<std::array<double, 3>>(),
-          "restarts"_a = nb::none(), "iteration_dtype"_a = nb::none(), "deterministic"_a = false);
+          "restarts"_a = nb::none(), "iteration_dtype"_a = nb::none(), "deterministic"_a = false,
+          "tf32"_a = false);
   nb::class_<client::OptimizerOptions>(m, "OptimizerOptions")
       .def(
           "__init__",

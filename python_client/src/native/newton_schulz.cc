@@ -32,6 +32,7 @@ kernels::NewtonSchulzOptions Convert(const client::NewtonSchulzOptions& from) {
     to.iteration_dtype = static_cast<dmuon::Dtype>(*from.iteration_dtype);
   }
   to.deterministic = from.deterministic;
+  to.tf32 = from.tf32;
   return to;
 }
 static_assert(static_cast<int>(client::Dtype::kF32) == static_cast<int>(dmuon::Dtype::kF32) &&

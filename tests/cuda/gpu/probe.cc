@@ -18,6 +18,7 @@ using dmuon::Dtype;
 using dmuon::cuda::CudaBackend;
 using dmuon::cuda::CudaNewtonSchulz;
 using dmuon::cuda::CutMeasurement;
+using dmuon::kernels::kOneBlock;
 using dmuon::kernels::NewtonSchulz;
 using dmuon::kernels::Stream;
 
@@ -103,8 +104,10 @@ PROBE void* probe_plan(ProbePlan* p, char* text, size_t bytes) {
       text, bytes);
   return plan->release();
 }
-PROBE int probe_prepare(void* plan, void* workspace, char* text, size_t bytes) {
-  const absl::Status status = static_cast<NewtonSchulz*>(plan)->Prepare(workspace);
+PROBE int probe_prepare(void* plan, const float* in, float* out, void* workspace, char* text,
+                        size_t bytes) {
+  const absl::Status status = static_cast<NewtonSchulz*>(plan)->Prepare(
+      {.in = in, .out = out, .offsets = kOneBlock, .workspace = workspace});
   if (!status.ok()) Say(status.ToString(), text, bytes);
   return status.ok() ? 0 : -1;
 }
@@ -140,13 +143,13 @@ PROBE void probe_commit(void* stream, float* momentum, const float* gradient, fl
                                          .mu = 0.95f,
                                          .decay = 1e-4f,
                                          .scale = 0.01f,
-                                         .square_sum = square_sum});
+                                         .square_sums = square_sum});
 }
 PROBE void probe_orthogonality(void* stream, const float* orthogonal, int64_t rows, int64_t cols,
                                double* square_error) {
   g_backend->Orthogonality(
       Stream{stream},
-      {.orthogonal = orthogonal, .rows = rows, .cols = cols, .square_error = square_error});
+      {.orthogonal = orthogonal, .rows = rows, .cols = cols, .square_errors = square_error});
 }
 PROBE void probe_adamw(void* stream, float* weight, float* exp_avg, float* exp_avg_sq,
                        const float* gradient, int64_t count, int64_t step) {

@@ -132,11 +132,22 @@ class Plan:
         self._handle = ctypes.c_void_p(handle)
         self.info: dict[str, Any] = json.loads(text.value.decode())
         self.workspace = torch.empty(spec.workspace_bytes, dtype=torch.uint8, device="cuda")
+        self._prepare = prepare
+        self._prepared: set[tuple[int, int]] = set()
+
+    def prepare(self, source: torch.Tensor, out: torch.Tensor) -> None:
+        """Records what `run` on these two will do; writes `out`."""
         torch.cuda.synchronize()
-        if prepare and lib.probe_prepare(self._handle, _at(self.workspace), text, len(text)) != 0:
+        text = ctypes.create_string_buffer(4096)
+        if self._backend._lib.probe_prepare(
+            self._handle, _at(source), _at(out), _at(self.workspace), text, len(text)
+        ):
             raise RuntimeError(text.value.decode())
+        self._prepared.add((source.data_ptr(), out.data_ptr()))
 
     def run(self, source: torch.Tensor, out: torch.Tensor) -> None:
+        if self._prepare and (source.data_ptr(), out.data_ptr()) not in self._prepared:
+            self.prepare(source, out)
         self._backend._lib.probe_run(
             self._backend._stream, self._handle, _at(source), _at(out), _at(self.workspace)
         )

@@ -62,15 +62,20 @@ class RouteTest : public ::testing::Test {
   }
   // One step; what it measured of each block, in the order of the blocks.
   std::vector<BlockMeasures> Run(const Parameter& p, ParameterState& state) {
-    auto update = *MakeUpdate(*backend_, p, {}, state);
+    const OptimizerSpec spec;
+    NewtonSchulzPlans plans(*backend_, spec);
+    auto update = *MakeUpdate(plans, p, state);
     // Unaligned vectors would do; the workspace wants the backend's alignment.
-    void* workspace = *backend_->Allocate(PlanUpdate(*backend_, p, {})->workspace_bytes + 1);
-    update->Compute({}, inputs_, static_cast<std::byte*>(workspace));
-    update->Commit({}, inputs_, static_cast<std::byte*>(workspace));
+    void* workspace = *backend_->Allocate(PlanUpdate(*backend_, p, spec)->workspace_bytes + 1);
+    std::vector<double> sums(SumsOf(p));
+    const UpdatePlace place{static_cast<std::byte*>(workspace), sums.data()};
+    EXPECT_TRUE(update->Prepare(place).ok());
+    update->Compute({}, inputs_, place);
+    update->Commit({}, inputs_, place);
     EXPECT_TRUE(backend_->Synchronize({}).ok());
     backend_->Free(workspace);
     std::vector<BlockMeasures> measures(update->blocks().size()), ordered(measures.size());
-    update->Measures(absl::MakeSpan(measures));
+    update->Measures(sums, absl::MakeSpan(measures));
     for (size_t i = 0; i < measures.size(); ++i) ordered[update->blocks()[i].index] = measures[i];
     return ordered;
   }
@@ -129,7 +134,7 @@ TEST_F(RouteTest, WhatIsMeasuredIsWhatItSays) {
       const double step = (before[i] * (1 - 0.02 * 0.1) - owned.state.weight[i]) / 0.02;
       moved += step * step;
     }
-    EXPECT_TRUE(measures[b].ran && measures[b].measured);
+    EXPECT_TRUE(measures[b].ran);
     EXPECT_NEAR(measures[b].norm, std::sqrt(norm), 1e-5 * std::sqrt(norm));
     const double rms = std::sqrt(moved / (30.0 * (block.row_end - block.row_begin)));
     EXPECT_NEAR(measures[b].update_rms, rms, 1e-3 * rms);
@@ -143,20 +148,34 @@ TEST_F(RouteTest, ComputeWritesNoState) {
     p.route = route;
     Owned owned(p);
     const std::vector<float> before = owned.memory;
-    OptimizerSpec spec;
-    auto update = *MakeUpdate(*backend_, p, spec, owned.state);
+    const OptimizerSpec spec;
+    NewtonSchulzPlans plans(*backend_, spec);
+    auto update = *MakeUpdate(plans, p, owned.state);
     void* workspace = *backend_->Allocate(PlanUpdate(*backend_, p, spec)->workspace_bytes + 1);
-    update->Compute({}, inputs_, static_cast<std::byte*>(workspace));
+    std::vector<double> sums(SumsOf(p));
+    update->Compute({}, inputs_, {static_cast<std::byte*>(workspace), sums.data()});
     EXPECT_EQ(owned.memory, before) << Name(route);
     backend_->Free(workspace);
   }
+}
+
+TEST_F(RouteTest, BlocksThatAreAlikeShareAPlan) {
+  const OptimizerSpec spec;
+  NewtonSchulzPlans plans(*backend_, spec);
+  const auto one = *plans.For(16, 10, 2);
+  EXPECT_EQ(*plans.For(16, 10, 2), one);
+  EXPECT_NE(*plans.For(16, 10, 3), one);
+  EXPECT_NE(*plans.For(10, 16, 2), one);
+  EXPECT_FALSE(plans.For(0, 16, 2).ok());
 }
 
 TEST_F(RouteTest, ARouteThatIsNotBuiltNamesItself) {
   Parameter p = Fused({}, 12);
   p.route = Route::kShardedAdamw;
   ParameterState state;
-  const absl::Status status = MakeUpdate(*backend_, p, {}, state).status();
+  const OptimizerSpec spec;
+  NewtonSchulzPlans plans(*backend_, spec);
+  const absl::Status status = MakeUpdate(plans, p, state).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
   EXPECT_NE(status.message().find("sharded_adamw"), std::string::npos);
 }

@@ -145,6 +145,13 @@ TEST(Convert, NewtonSchulzIsWhatWasAsked) {
   ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_FALSE(spec->newton_schulz.restarts.has_value());
   EXPECT_FALSE(spec->newton_schulz.iteration_dtype.has_value());
+  EXPECT_FALSE(spec->newton_schulz.tf32);
+  v1::ConfigureGroupsRequest tf32 = GoodConfigure();
+  tf32.mutable_newton_schulz()->set_iteration_dtype(v1::DTYPE_F32);
+  tf32.mutable_newton_schulz()->set_tf32(true);
+  spec = FromProto(tf32);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_TRUE(spec->newton_schulz.tf32);
 
   ns.add_coefficients(7);
   ExpectRefused(FromProto(request), "coefficients: expected three for each");
@@ -202,18 +209,13 @@ TEST(Convert, ADescriptionSaysWhetherCostsAreSecondsOrFlops) {
   EXPECT_TRUE(ToProto(description).costs_measured());
 }
 
-TEST(Convert, WhatABackendDoesNotMeasureIsAbsentAndNotZero) {
+TEST(Convert, WhatABlockThatDidNotRunWouldMeasureIsAbsentAndNotZero) {
   StepReport report;
   const BlockPlan plan = {
       .index = 3, .rows = {192, 256}, .form = "gram", .kernel = "gram fp32 (avx2)"};
-  report.blocks.push_back({"w", plan, {.ran = true}});
-  report.blocks.push_back({"w",
-                           plan,
-                           {.ran = true,
-                            .measured = true,
-                            .norm = 2,
-                            .update_rms = 0.25,
-                            .orthogonality_error = 0.125}});
+  report.blocks.push_back({"w", plan, {}});
+  report.blocks.push_back(
+      {"w", plan, {.ran = true, .norm = 2, .update_rms = 0.25, .orthogonality_error = 0.125}});
   const v1::StepRecord record = ToProto(report);
   ASSERT_EQ(record.blocks_size(), 2);
   EXPECT_FALSE(record.blocks(0).has_norm());

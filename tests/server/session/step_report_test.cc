@@ -43,7 +43,7 @@ TEST_F(StepTest, AReportTellsWhatEachBlockDid) {
     EXPECT_EQ(std::pair(block.parameter, block.plan.index), expected[i]);
     EXPECT_EQ(block.plan.form, "direct");
     EXPECT_THAT(block.plan.kernel, HasSubstr("fp32"));
-    ASSERT_TRUE(block.measures.measured);
+    ASSERT_TRUE(block.measures.ran);
     square += block.measures.norm * block.measures.norm;
     // match_rms_adamw aims at 0.2; singular values between 0.7 and 1.13 reach it nearly.
     EXPECT_NEAR(block.measures.update_rms, 0.2, 0.06);

@@ -58,7 +58,7 @@ TEST(StepLog, AFailedStepIsReadableAtOnceAndItsRetryIsAnother) {
   EXPECT_EQ(log.After(0, absl::ZeroDuration()).size(), 2u);
 }
 
-BlockMeasures Measured(float norm) { return {.ran = true, .measured = true, .norm = norm}; }
+BlockMeasures Measured(float norm) { return {.ran = true, .norm = norm}; }
 
 TEST(StepLog, BlocksOfAllSlotsStandInTheOrderOfTheSlots) {
   StepLog log({2, 1}, 8);
