@@ -51,7 +51,8 @@ class Plan final : public CudaNewtonSchulz {
 
   std::string kernel() const override {
     return absl::StrCat(
-        run_.form == NsForm::kGram ? "gram " : "direct ", ArithmeticName(run_), " (cublaslt, ", products_.gram.choice().name(), "/", products_.square.choice().name(), ")",
+        run_.form == NsForm::kGram ? "gram " : "direct ", ArithmeticName(run_), " (cublaslt, ",
+        products_.gram.choice().name(), "/", products_.square.choice().name(), ")",
         run_.places.together > 1 ? absl::StrCat(", ", run_.places.together, " at once") : "");
   }
 
@@ -164,8 +165,7 @@ class Plan final : public CudaNewtonSchulz {
     normalize.exponent = run_.program.x_exponent;
     normalize.shape = run_.places.shape;
     normalize.to = group.base + run_.places.x[0];
-    RETURN_IF_ERROR(
-        ToStatus(LaunchNormalize(main.main, run_.element, normalize), "normalising"));
+    RETURN_IF_ERROR(ToStatus(LaunchNormalize(main.main, run_.element, normalize), "normalising"));
     RETURN_IF_ERROR(Iterate(group.base, main, aside, recording));
     return Finish(main, group.base, group.out, group.blocks);
   }
@@ -356,8 +356,7 @@ absl::StatusOr<Products> MakeProducts(LtContext& context, CutRecord& record, con
                                     room != nullptr ? &room->ground() : nullptr);
   };
   const MeasuringGround* ground = room != nullptr ? &room->ground() : nullptr;
-  ASSIGN_OR_RETURN(SymmetricProduct gram,
-                   make(GramShape(run), tuning.gram_cut, measurements.gram));
+  ASSIGN_OR_RETURN(SymmetricProduct gram, make(GramShape(run), tuning.gram_cut, measurements.gram));
   ASSIGN_OR_RETURN(SymmetricProduct square,
                    make(SquareShape(run), tuning.square_cut, measurements.square));
   ASSIGN_OR_RETURN(Matmul apply, Matmul::Create(context, ApplyShape(run), ground));

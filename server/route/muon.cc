@@ -104,8 +104,7 @@ class Muon final : public Update {
     return absl::OkStatus();
   }
 
-  void Compute(kernels::Stream stream, const UpdateInputs& in,
-               const UpdatePlace& place) override {
+  void Compute(kernels::Stream stream, const UpdateInputs& in, const UpdatePlace& place) override {
     size_t block = 0;
     for (const Batch& batch : batches_) {
       const kernels::NewtonSchulzBatch newton_schulz = BatchIn(place, batch, block);
