@@ -96,8 +96,8 @@ class NewtonSchulz:
     def _native_dtype(self) -> Any:
         from dmuon import _native
 
-        names = {"fp32": _native.Dtype.F32, "tf32": _native.Dtype.F32, "bf16": _native.Dtype.BF16, "fp16": _native.Dtype.F16}
-        return None if self.iteration_dtype is None else names[self.iteration_dtype]
+        stored = {"fp32": "F32", "tf32": "F32", "bf16": "BF16", "fp16": "F16"}
+        return None if self.iteration_dtype is None else getattr(_native.Dtype, stored[self.iteration_dtype])
 
     def local(self, G: torch.Tensor, steps: int = 5) -> torch.Tensor:
         """NS(G) in this process."""
