@@ -97,6 +97,7 @@ class NewtonSchulzOptions:
         restarts: Sequence[int] | None = None,
         iteration_dtype: Dtype | None = None,
         deterministic: bool = False,
+        tf32: bool = False,
     ) -> None: ...
 
 class OptimizerOptions:
