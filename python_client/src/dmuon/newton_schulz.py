@@ -51,8 +51,8 @@ class NewtonSchulz:
         coefficients: (a, b, c) for each step; default Polar Express.
         restart_iterations: gram: restart before these steps (0-based); default: derived.
         deterministic: iterate in fp32.
-        iteration_dtype: "fp32", "bf16", and on GPUs "fp16" and "tf32" (fp32 matrices, products with TF32 factors); default:
-            the backend's choice.
+        iteration_dtype: "fp32", "bf16", and on GPUs "fp16" and "tf32" (fp32 matrices, products with TF32 factors);
+            default: the backend's choice.
     """
 
     def __init__(
