@@ -12,6 +12,7 @@
 #include "kernels/cuda/buffer.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/import.h"
+#include "kernels/cuda/run_plan.h"
 #include "kernels/cuda/status.h"
 #include "kernels/cuda/stream.h"
 
@@ -27,15 +28,6 @@ StreamState& Of(Stream stream) {
   StreamState& state = *static_cast<StreamState*>(stream.handle);
   state.Select();
   return state;
-}
-
-Element ToElement(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kF32: return Element::kF32;
-    case Dtype::kBF16: return Element::kBF16;
-    case Dtype::kF16: return Element::kF16;
-  }
-  return Element::kF32;
 }
 
 // Calls f with as many blocks of `params` at a time as a kernel takes.

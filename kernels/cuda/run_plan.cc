@@ -17,15 +17,6 @@ using kernels::NsForm;
 
 constexpr size_t kAlign = 256;
 
-Element ToElement(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kF32: return Element::kF32;
-    case Dtype::kBF16: return Element::kBF16;
-    case Dtype::kF16: return Element::kF16;
-  }
-  return Element::kF32;
-}
-
 // In fp16 one restart holds every spectrum, but leaves 2.6e-3 on Gaussian matrices of 512 x 1024 (1.3e-3 at 1024 x 2048,
 // docs/numerics.md asks for 2e-3). The two of bf16 leave 1.3e-3 there, and cost little where launches cost more.
 Dtype RestartDtypeFor(const kernels::NewtonSchulzOptions& options, Dtype dtype, int64_t order) {

@@ -17,6 +17,10 @@ namespace dmuon::cuda {
 constexpr int64_t kOutputAlignment =
     16;  // bytes, of address and rows, for products to write the output themselves
 
+constexpr Element ToElement(Dtype dtype) { return static_cast<Element>(dtype); }
+static_assert(ToElement(Dtype::kF32) == Element::kF32 &&
+              ToElement(Dtype::kBF16) == Element::kBF16 && ToElement(Dtype::kF16) == Element::kF16);
+
 // What a plan is for: matrices of this shape, so many at a time.
 struct BlockShape {
   int64_t rows = 0, cols = 0;

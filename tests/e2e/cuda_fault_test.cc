@@ -7,9 +7,8 @@
 #include <cstdio>
 #include <string>
 
-#include "server/daemon/config.h"
-#include "server/daemon/daemon.h"
 #include "tests/cuda/device.h"
+#include "tests/e2e/daemon_here.h"
 #include "tests/support/process.h"
 
 namespace dmuon::testing {
@@ -26,15 +25,8 @@ struct Held {
 class CudaFault : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto loaded = server::LoadConfig({.flags = {{"socket_dir", directory_.path() + "/run"},
-                                                {"socket_mode", "0700"},
-                                                {"backend", "cuda"},
-                                                {"threads", "1"},
-                                                {"calibration_file", ""}}});
-    ASSERT_TRUE(loaded.ok()) << loaded.status();
-    daemon_ = std::make_unique<server::Daemon>(loaded->config);
-    const auto failure = daemon_->Start();
-    ASSERT_FALSE(failure.has_value()) << failure->status;
+    daemon_ = StartDaemonHere(directory_.path() + "/run");
+    ASSERT_NE(daemon_, nullptr);
     fail_ = cuda::Fake<void(const char*, int, cudaError_t)>("fake_cuda_fail");
     calls_ = cuda::Fake<uint64_t(const char*)>("fake_cuda_calls");
     counters_ = cuda::Fake<FakeCudaCounters()>("fake_cuda_counters");

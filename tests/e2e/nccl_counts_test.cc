@@ -9,9 +9,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/daemon/config.h"
-#include "server/daemon/daemon.h"
 #include "tests/cuda/device.h"
+#include "tests/e2e/daemon_here.h"
 #include "tests/support/environment.h"
 #include "tests/support/process.h"
 
@@ -23,15 +22,8 @@ class NcclCounts : public ::testing::Test {
   static constexpr int kRanks = 2;  // each on a device of its own
 
   void SetUp() override {
-    auto loaded = server::LoadConfig({.flags = {{"socket_dir", Endpoint()},
-                                                {"socket_mode", "0700"},
-                                                {"backend", "cuda"},
-                                                {"threads", "1"},
-                                                {"calibration_file", ""}}});
-    ASSERT_TRUE(loaded.ok()) << loaded.status();
-    daemon_ = std::make_unique<server::Daemon>(loaded->config);
-    const auto failure = daemon_->Start();
-    ASSERT_FALSE(failure.has_value()) << failure->status;
+    daemon_ = StartDaemonHere(Endpoint());
+    ASSERT_NE(daemon_, nullptr);
     counters_ = cuda::Fake<FakeCudaCounters()>("fake_cuda_counters");
     calls_ = cuda::Fake<uint64_t(const char*)>("fake_cuda_calls");
     bytes_ = cuda::Fake<FakeCudaBytes(int)>("fake_cuda_bytes");
