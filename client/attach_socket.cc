@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
@@ -129,10 +130,13 @@ absl::StatusOr<wire::AttachFrame> AttachSocket::Exchange(const wire::AttachFrame
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
+  // The kernel says ECONNRESET once, and before what is there to be read, when the daemon has hung up without reading us.
+  bool reset = false;
   ssize_t received;
   do {
     received = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
-  } while (received < 0 && errno == EINTR);
+  } while (received < 0 &&
+           (errno == EINTR || (errno == ECONNRESET && !std::exchange(reset, true))));
   if (received <= 0) {
     const int error = errno;
     RETURN_IF_ERROR(CheckAlive());

@@ -195,7 +195,8 @@ absl::Status Session::Close() {
   Impl& s = *impl_;
   const Phase before = s.phase.exchange(Phase::kClosed);
   if (before == Phase::kClosed) return absl::OkStatus();
-  s.events.reset();
+  s.readies.reset();
+  s.releases.reset();
   v1::CloseSessionRequest request;
   request.set_session_id(s.id);
   request.set_rank(s.rank);

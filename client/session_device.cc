@@ -90,12 +90,14 @@ absl::StatusOr<uint64_t> Session::Impl::Confirm(const v1::RegisterBuffersRespons
 
 absl::Status Session::Impl::StartEvents() {
   const int windows = static_cast<int>(boundaries.size());
-  ASSIGN_OR_RETURN(events, EventThread::Start(*cuda, device, windows, windows + kSpareEvents,
-                                              [this](const EventThread::Work& work) {
-                                                return work.kind == EventThread::Kind::kReady
-                                                           ? PushReady(work.boundary)
-                                                           : PushRelease(work.boundary);
-                                              }));
+  const auto act = [this](const EventThread::Work& work) {
+    return work.kind == EventThread::Kind::kReady ? PushReady(work.boundary)
+                                                  : PushRelease(work.boundary);
+  };
+  ASSIGN_OR_RETURN(readies,
+                   EventThread::Start(*cuda, device, windows, windows + kSpareEvents, act));
+  ASSIGN_OR_RETURN(releases,
+                   EventThread::Start(*cuda, device, windows, windows + kSpareEvents, act));
   return absl::OkStatus();
 }
 
@@ -116,22 +118,27 @@ Session::Impl::~Impl() {
 }
 
 absl::Status Session::Impl::Later(EventThread::Kind kind, int boundary, DeviceStream stream) {
-  if (events == nullptr) {
+  if (readies == nullptr) {
     return absl::FailedPreconditionError(
         "a stream: this session's arenas are in the host's memory, where nothing is behind");
   }
-  return events->After(stream.handle, {kind, boundary, window[static_cast<size_t>(boundary)]});
+  EventThread& thread = kind == EventThread::Kind::kReady ? *readies : *releases;
+  return thread.After(stream.handle, {kind, boundary, window[static_cast<size_t>(boundary)]});
 }
 
 absl::Status Session::Impl::Settle() {
-  if (events == nullptr) return absl::OkStatus();
-  return events->WaitAll([this] { return connection->Look(); });
+  if (readies == nullptr) return absl::OkStatus();
+  const auto look = [this] { return connection->Look(); };
+  RETURN_IF_ERROR(readies->WaitAll(look));
+  return releases->WaitAll(look);
 }
 
 absl::Status Session::Impl::SettleWindow(int of_boundary) {
-  if (events == nullptr) return absl::OkStatus();
-  return events->WaitWindow(window[static_cast<size_t>(of_boundary)],
-                            [this] { return connection->Look(); });
+  if (readies == nullptr) return absl::OkStatus();
+  const int of_window = window[static_cast<size_t>(of_boundary)];
+  const auto look = [this] { return connection->Look(); };
+  RETURN_IF_ERROR(readies->WaitWindow(of_window, look));
+  return releases->WaitWindow(of_window, look);
 }
 
 }  // namespace dmuon::client

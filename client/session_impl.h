@@ -78,7 +78,9 @@ struct Session::Impl {
       ABSL_GUARDED_BY(push_mu);  // by window: the materialised boundary, or -1 (Z3)
   uint64_t ticket ABSL_GUARDED_BY(push_mu) = 0;
   std::atomic<uint64_t> steps_sent{0};  // STEP records
-  std::unique_ptr<EventThread> events;  // with by_handle, from Start on
+  // With by_handle, from Start on. A thread each: what a boundary's backward leaves comes long after another's last reader, and
+  // whoever wants that window must not wait for both.
+  std::unique_ptr<EventThread> readies, releases;
 
   // FAILED_PRECONDITION unless started; in a forked child; UNAVAILABLE once the session is lost.
   absl::Status CheckStarted() const;

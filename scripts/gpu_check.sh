@@ -52,7 +52,7 @@ cuda+=${LD_LIBRARY_PATH:+${cuda:+:}$LD_LIBRARY_PATH}
 mkdir -p "$out" || exit 3
 bundle=$(realpath "$bundle") out=$(realpath "$out")
 logs=$out/logs work=$(mktemp -d)
-rm -rf "$logs" "$out"/*.json
+rm -rf "$logs" "$out"/*.json "$out/steps.tsv"
 mkdir -p "$logs"
 trap 'rm -rf "$work"' EXIT
 echo "bundle $(cat "$bundle/COMMIT"), CUDA libraries in ${cuda:-/etc/ld.so.cache}"

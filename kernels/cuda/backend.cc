@@ -59,6 +59,8 @@ absl::StatusOr<std::unique_ptr<CudaBackend>> CudaBackend::Create(int device) {
                                                properties.major, ".", properties.minor,
                                                ", expected ", kLeastMajor, ".0 or newer"));
   }
+  // Before there is a context, which would stay: a device that is refused is left to others.
+  RETURN_IF_ERROR(CheckShareable(device));
   RETURN_IF_ERROR(Open(device, properties.name));
   for (const cudaError_t loaded : {LoadStepKernels(), LoadMatrixKernels(), LoadMeasureKernels()}) {
     RETURN_IF_ERROR(ToStatus(loaded, absl::StrCat("loading kernels onto ", properties.name)));

@@ -25,6 +25,8 @@ class Graph {
   }
   ~Graph();
 
+  // What the first launch would do besides: take memory of the device, and bring the graph there.
+  cudaError_t Upload(cudaStream_t stream) const { return cudaGraphUpload(executable_, stream); }
   cudaError_t Launch(cudaStream_t stream) const { return cudaGraphLaunch(executable_, stream); }
 
  private:

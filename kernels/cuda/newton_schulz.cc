@@ -74,8 +74,10 @@ class Plan final : public CudaNewtonSchulz {
       ASSIGN_OR_RETURN(Graph graph, Graph::Record(main.main, [&] {
                          return Enqueue(group, main, aside, streams.get());
                        }));
+      RETURN_IF_ERROR(ToStatus(graph.Upload(main.main), "uploading the iteration"));
       prepared.graphs.push_back(std::move(graph));
     }
+    RETURN_IF_ERROR(ToStatus(cudaStreamSynchronize(main.main), "uploading the iteration"));
     prepared_.push_back(std::move(prepared));
     return absl::OkStatus();
   }

@@ -76,9 +76,10 @@ cudaError_t LaunchMuonCommit(cudaStream_t stream, const MuonCommitParams& params
         MuonCommitKernel<decltype(a)::value, void><<<grid, kThreads, 0, stream>>>(part);
         return;
       }
-      error = ForElement(published, [&](auto zero) {
+      const cudaError_t launched = ForElement(published, [&](auto zero) {
         MuonCommitKernel<decltype(a)::value, decltype(zero)><<<grid, kThreads, 0, stream>>>(part);
       });
+      if (error == cudaSuccess) error = launched;
     });
   });
   return error != cudaSuccess ? error : cudaGetLastError();

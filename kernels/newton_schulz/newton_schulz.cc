@@ -1,6 +1,8 @@
 #include "kernels/newton_schulz/newton_schulz.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
@@ -13,9 +15,19 @@ namespace {
 
 constexpr int kMaxSteps = 100;
 
+// A client may have scaled its set in another order of operations.
+bool Same(const Coefficients& a, const Coefficients& b) {
+  constexpr double kRounding = 1e-12;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (std::abs(a[i] - b[i]) > kRounding * std::abs(b[i])) return false;
+  }
+  return true;
+}
+
 bool IsPublished(absl::Span<const Coefficients> set) {
   for (absl::Span<const Coefficients> known : {PolarExpress(), You(), Jordan()}) {
-    if (set.size() <= known.size() && known.subspan(0, set.size()) == set) return true;
+    if (set.size() <= known.size() && std::equal(set.begin(), set.end(), known.begin(), Same))
+      return true;
   }
   return false;
 }
@@ -47,7 +59,8 @@ absl::Status Validate(const NewtonSchulzOptions& options) {
     WarnOnceAboutPeak(Maximum(schedule), options.steps);
   } else {
     // Without a dtype the backend chooses, and bf16 is the least forgiving of its choices.
-    RETURN_IF_ERROR(CheckSchedule(schedule, options.iteration_dtype.value_or(Dtype::kBF16)));
+    RETURN_IF_ERROR(CheckSchedule(
+        schedule, RestartDtype(options, options.iteration_dtype.value_or(Dtype::kBF16))));
   }
   if (options.restarts.has_value()) {
     const Dtype dtype = RestartDtype(options, options.iteration_dtype.value_or(Dtype::kF32));

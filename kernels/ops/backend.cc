@@ -13,13 +13,6 @@ namespace {
 constexpr absl::string_view kNames[] = {"cuda", "cpu"};  // as "auto" tries them
 constexpr int kDevice = 0;
 
-// One that nobody else can come to would serve nobody, and keep the device from them.
-absl::StatusOr<std::unique_ptr<Backend>> LoadShareable() {
-  ASSIGN_OR_RETURN(std::unique_ptr<Backend> cuda, cuda::LoadBackend(kDevice));
-  RETURN_IF_ERROR(cuda->OnDevice(cuda->device()).status());
-  return cuda;
-}
-
 }  // namespace
 
 Backend::~Backend() = default;
@@ -53,9 +46,9 @@ absl::Span<const absl::string_view> BackendNames() { return kNames; }
 
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(absl::string_view name, int threads) {
   if (name == "cpu") return CreateCpuBackend({.threads = threads});
-  if (name == "cuda") return LoadShareable();
+  if (name == "cuda") return cuda::LoadBackend(kDevice);
   if (name == "auto") {
-    absl::StatusOr<std::unique_ptr<Backend>> cuda = LoadShareable();
+    absl::StatusOr<std::unique_ptr<Backend>> cuda = cuda::LoadBackend(kDevice);
     if (cuda.ok()) return cuda;
     return CreateCpuBackend(
         {.threads = threads, .why = absl::StrCat("no cuda: ", cuda.status().message())});

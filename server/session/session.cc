@@ -314,9 +314,13 @@ absl::Status Session::CheckMemory(const std::vector<std::unique_ptr<Worker>>& wo
   if (all.bytes > limits_.max_bytes)
     return Refused(name(), all, absl::StrFormat("max_session_bytes is %d", limits_.max_bytes));
   for (const auto& [backend, share] : shares) {
-    const std::optional<uint64_t> device =
-        backend != nullptr ? backend->available_bytes() : std::nullopt;
-    const uint64_t available = device.value_or(AvailableMemory());
+    const std::optional<uint64_t> free =
+        backend != nullptr ? backend->available_bytes() : AvailableMemory();
+    if (!free.has_value()) {
+      return absl::UnavailableError(absl::StrFormat(
+          "session '%s': %s does not say what it has free", name(), backend->device()));
+    }
+    const uint64_t available = *free;
     // One plan at a time, and all of them before the rest: what is measured in is gone by then.
     if (std::max(share.bytes, share.planning) <= available) continue;
     return Refused(

@@ -74,7 +74,6 @@ class ExchangeCourier final : public Courier {
   void Lose(const QueuedExchange& e);
   Exchange StageGradient(const QueuedExchange& e, Place& place);
   Exchange StageWeight(const QueuedExchange& e, Place& place);
-  void MarkRead(const QueuedExchange& e, Place& place);
   void Unpack(const QueuedExchange& e, Place& place);
   void UnpackGradient(const QueuedExchange& e, Place& place);
   bool RequestWindow(uint64_t step, Materialization& m);

@@ -55,7 +55,6 @@ void Step::Run() {
     Publish(committed);            // 4 publish: into every trainer's WEIGHT arena
     progress_.Drain();             //   nobody waits for this slot meanwhile
   }
-  FetchSums();
   FinishPublishing();  //   devices may still be at it
   Measure(clipped);    // what each block did, for the step's record
 
@@ -281,6 +280,7 @@ Step::Committed Step::Commit(const Updated& updated, const Clipped& clipped) {
 void Step::Publish(const Committed& committed) {
   const absl::Time start = absl::Now();
   if (committed.owned == 0) published_ = 0;
+  if (committed.owned + 1 == owned_.size()) FetchSums();
   sent_[committed.owned] = progress_.courier().Publish(owned_[committed.owned], committed.changed);
   AnnouncePublished(committed.owned + 1);
   report_.publish += Since(start);
@@ -302,7 +302,7 @@ void Step::AnnouncePublished(size_t enqueued) {
   }
 }
 
-// One copy for all updates: it is there when the last weight is, or soon after.
+// One copy for all updates, behind the last commit and before the last weight, which trainers wait for.
 void Step::FetchSums() {
   if (sums_.empty()) return;
   kernels::Backend& backend = context_.backend(slot_);

@@ -3,11 +3,15 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
+#include <thread>
 
 #include "absl/synchronization/notification.h"
 #include "tests/client/fake_daemon.h"
@@ -74,6 +78,32 @@ TEST_F(AttachSocketTest, ARefusalKeepsItsCodeAndWords) {
     return answer;
   });
   EXPECT_EQ(Open().status(), absl::PermissionDeniedError("uid 7 may not attach"));
+}
+
+// As a daemon does that knows enough from who called: the kernel then says ECONNRESET before the words, if it comes to that.
+TEST_F(AttachSocketTest, ARefusalWithoutALookAtTheHelloKeepsItsWords) {
+  const UniqueFd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  strcpy(address.sun_path, endpoint_.attach_path().c_str());
+  ASSERT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(listen(listener.get(), 8), 0);
+  AttachFrame refusal;
+  refusal.type = AttachType::kError;
+  refusal.code = static_cast<uint32_t>(absl::StatusCode::kPermissionDenied);
+  strcpy(refusal.text, "not you");
+  constexpr int kTimes = 300;
+  std::thread server([&] {
+    for (int i = 0; i < kTimes; ++i) {
+      const UniqueFd caller(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      pollfd hello{.fd = caller.get(), .events = POLLIN, .revents = 0};
+      poll(&hello, 1, -1);
+      send(caller.get(), &refusal, sizeof(refusal), MSG_NOSIGNAL);
+    }
+  });
+  for (int i = 0; i < kTimes; ++i)
+    EXPECT_EQ(Open().status(), absl::PermissionDeniedError("not you")) << i;
+  server.join();
 }
 
 TEST_F(AttachSocketTest, AnotherReleaseIsNamed) {

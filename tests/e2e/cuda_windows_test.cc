@@ -18,45 +18,73 @@ F* Fake(const char* name) {
   return runtime == nullptr ? nullptr : reinterpret_cast<F*>(dlsym(runtime, name));
 }
 
-using CudaWindows = E2eTest;
+// A session of two boundaries in two windows, a stream that is busy until it is told to go on, and one that is not.
+class CudaWindows : public E2eTest {
+ protected:
+  void SetUp() override {
+    E2eTest::SetUp();
+    auto trainer = Trainer::Start(endpoint(), {.job = "behind", .z3 = true}, 0);
+    ASSERT_TRUE(trainer.ok()) << trainer.status();
+    trainer_ = *std::move(trainer);
+    ASSERT_NE(session().window(0), session().window(1));
+    enqueue_ = Fake<decltype(fake_cuda_enqueue_when)>("fake_cuda_enqueue_when");
+    notify_ = Fake<decltype(fake_cuda_notify)>("fake_cuda_notify");
+    ASSERT_TRUE(enqueue_ != nullptr && notify_ != nullptr);
+    for (void** stream : {&busy_, &idle_}) ASSERT_EQ((*cuda_)->stream_create(stream, 1), 0);
+    ASSERT_TRUE(enqueue_(
+        static_cast<cudaStream_t>(busy_), [this] { return goes_on_.load(); }, [] {}));
+  }
+  void TearDown() override {
+    GoOn();
+    if (trainer_ != nullptr) EXPECT_TRUE(trainer_->Close().ok());
+    for (void* stream : {busy_, idle_}) (*cuda_)->stream_destroy(stream);
+    E2eTest::TearDown();
+  }
+  client::Session& session() { return trainer_->session(); }
+  void GoOn() {
+    goes_on_ = true;
+    if (notify_ != nullptr) notify_();
+  }
+  // While the device is busy.
+  void ExpectGranted(int boundary) {
+    absl::Status status;
+    std::atomic<bool> granted = false;
+    std::thread launching([&] {
+      status = session().Materialize(boundary);
+      granted = true;
+    });
+    EXPECT_TRUE(Eventually([&] { return granted.load(); }, absl::Seconds(20)));
+    GoOn();
+    launching.join();
+    EXPECT_TRUE(status.ok()) << status;
+  }
+
+  const absl::StatusOr<const client::CudaRuntime*> cuda_ = client::CudaRuntime::Load();
+  std::unique_ptr<Trainer> trainer_;
+  void *busy_ = nullptr, *idle_ = nullptr;
+  std::atomic<bool> goes_on_ = false;
+  decltype(&fake_cuda_enqueue_when) enqueue_ = nullptr;
+  decltype(&fake_cuda_notify) notify_ = nullptr;
+};
 
 TEST_F(CudaWindows, MaterializeWaitsForNothingOfOtherWindows) {
-  auto trainer = Trainer::Start(endpoint(), {.job = "behind", .z3 = true}, 0);
-  ASSERT_TRUE(trainer.ok()) << trainer.status();
-  client::Session& session = (*trainer)->session();
-  ASSERT_NE(session.window(0), session.window(1));
-  const client::CudaRuntime& cuda = *session.impl().cuda;
-  void* stream = nullptr;
-  ASSERT_TRUE(cuda.Check(cuda.stream_create(&stream, 1), "creating a stream").ok());
-  auto* const enqueue = Fake<decltype(fake_cuda_enqueue_when)>("fake_cuda_enqueue_when");
-  auto* const notify = Fake<decltype(fake_cuda_notify)>("fake_cuda_notify");
-  ASSERT_TRUE(enqueue != nullptr && notify != nullptr);
-
-  // The device is busy with boundary 1, and boundary 0 comes next.
-  ASSERT_TRUE(session.Materialize(1).ok());
-  std::atomic<bool> goes_on = false;
-  ASSERT_TRUE(enqueue(
-      static_cast<cudaStream_t>(stream), [&] { return goes_on.load(); }, [] {}));
-  ASSERT_TRUE(session.Release(1, {stream}).ok());
-  absl::Status other;
-  std::atomic<bool> granted = false;
-  std::thread launching([&] {
-    other = session.Materialize(0);
-    granted = true;
-  });
-  EXPECT_TRUE(Eventually([&] { return granted.load(); }, absl::Seconds(20)));
-  goes_on = true;
-  notify();
-  launching.join();
-  EXPECT_TRUE(other.ok()) << other;
-
+  ASSERT_TRUE(session().Materialize(1).ok());
+  ASSERT_TRUE(session().Release(1, {busy_}).ok());
+  ExpectGranted(0);
   // Its own window is another matter: the same record of the same thread comes first.
-  EXPECT_TRUE(session.Materialize(1).ok());
-  EXPECT_TRUE(session.Release(0).ok());
-  EXPECT_TRUE(session.Release(1).ok());
-  EXPECT_TRUE((*trainer)->Train(2).ok());
-  EXPECT_TRUE((*trainer)->Close().ok());
-  cuda.stream_destroy(stream);
+  EXPECT_TRUE(session().Materialize(1).ok());
+  EXPECT_TRUE(session().Release(0).ok());
+  EXPECT_TRUE(session().Release(1).ok());
+  EXPECT_TRUE(trainer_->Train(2).ok());
+}
+
+// In backward: the gradients of the boundary before are still being computed when a window's last reader is done.
+TEST_F(CudaWindows, AReleaseDoesNotStandBehindGradientsOfAnotherBoundary) {
+  ASSERT_TRUE(session().Materialize(0).ok());
+  ASSERT_TRUE(session().Materialize(1).ok());
+  ASSERT_TRUE(session().Ready(1, {busy_}).ok());
+  ASSERT_TRUE(session().Release(0, {idle_}).ok());
+  ExpectGranted(0);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Recording streams into graphs, and launching those.
 #include <algorithm>
+#include <utility>
 
 #include "tests/fakes/cudart_world.h"
 
@@ -106,12 +107,20 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
   delete executable;  // what was launched is on its way by itself
   return cudaSuccess;
 }
+cudaError_t cudaGraphUpload(cudaGraphExec_t executable, cudaStream_t stream) {
+  ENTER("cudaGraphUpload");
+  if (Real(stream) == nullptr || W().executables.count(executable) == 0)
+    return Answer(cudaErrorInvalidResourceHandle);
+  executable->uploaded = true;
+  return cudaSuccess;
+}
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   ENTER("cudaGraphLaunch");
   CUstream_st* s = Real(stream);
   if (s == nullptr || W().executables.count(executable) == 0)
     return Answer(cudaErrorInvalidResourceHandle);
   ++W().counters.launches;
+  if (!std::exchange(executable->uploaded, true)) ++W().counters.lazy_loads;
   Replay(executable->nodes, s);
   return cudaSuccess;
 }

@@ -190,6 +190,7 @@ struct CUgraph_st {
 
 struct CUgraphExec_st {
   std::vector<dmuon_fakes::NodePtr> nodes;
+  bool uploaded = false;
 };
 
 namespace dmuon_fakes {

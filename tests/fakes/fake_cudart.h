@@ -40,7 +40,7 @@ struct FakeCudaCounters {
   uint64_t streams, events, graphs;  // living
   uint64_t created;                  // streams, events and graphs ever made
   uint64_t launches;                 // kernels, products and graphs
-  uint64_t lazy_loads;  // kernels that were loaded by their first launch, and not before
+  uint64_t lazy_loads;  // kernels and graphs that their first launch loaded, and nothing before
   uint64_t waits;       // times that the host waited, also inside a copy to pageable memory
   uint64_t default_stream_uses;
   uint64_t imports;  // mappings of other processes' memory that are open now

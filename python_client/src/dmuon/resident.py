@@ -39,6 +39,10 @@ class ResidentWeights:
 
         return _torch_private.without_dynamo(wait)
 
+    def reading(self) -> None:
+        """The current stream reads weights outside of their boundaries."""
+        self._readers.here()
+
     def before_step(self) -> None:
         """The daemon writes over the weights as soon as the ranks agree on the step: nothing may read the old ones."""
         self._readers.synchronize()

@@ -75,13 +75,18 @@ def read(ctx: DedicatedCommContext, p: DedicatedParam) -> torch.Tensor:
     """A copy of the weights of the last step."""
     if not ctx.reshard_after_forward and p.param_dtype == p.original_dtype == torch.float32:
         ctx.weights.wait()
-        return p.weight.clone()  # an fp32 weight is its own master
+        master = p.weight.clone()  # an fp32 weight is its own
+        ctx.weights.reading()
+        return master
     return p.read_master(ctx.session)
 
 
 def write(ctx: DedicatedCommContext, values: Mapping[DedicatedParam, torch.Tensor]) -> None:
     """Makes `values` the weights, here and in the daemon. Collective; the owner rank's values win."""
     ctx.weights.wait()
+    # The daemon writes over everybody's weights at once, so every rank's device must have read the old ones.
+    ctx.weights.before_step()
+    ctx.barrier()
     for p, value in values.items():
         if p.is_owner:
             p.write_master(ctx.session, value)

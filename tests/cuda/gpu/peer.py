@@ -6,8 +6,9 @@ import sys
 
 import torch
 from accuracy import SCHEDULE, exact
+from goals import SHAPES
 from probe import FP16, Backend, open_part
-from timing import SHAPES, Contender, in_turn
+from timing import Contender, in_turn
 
 
 def peer_of(x: torch.Tensor) -> tuple[torch.cuda.CUDAGraph, float]:

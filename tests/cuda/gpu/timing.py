@@ -8,9 +8,9 @@ import time
 
 import torch
 from accuracy import SCHEDULE
+from goals import SHAPES
 from probe import FP16, Backend, Plan, Results, median_ms, open_part
 
-SHAPES = [(1024, 4096), (2048, 8192), (4096, 4096), (4096, 14336), (8192, 28672)]
 RATIOS = {
     "over_torch_eager": "torch eager",
     "over_torch_compiled": "torch compiled",
@@ -165,7 +165,7 @@ def host_time(backend: Backend) -> dict[str, float]:
         backend.mean(gradients, 2, g, square_sum)
         backend.lookahead(x, g, o)
         plan.run(o, o)
-        backend.commit(x, g, w, o)
+        backend.commit(x, g, w, o, square_sum)
         backend.publish(w, 2, to)
 
     clock("50 x nothing (ctypes)", backend.torch_stream.query)
