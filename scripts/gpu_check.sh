@@ -52,6 +52,8 @@ cuda+=${LD_LIBRARY_PATH:+${cuda:+:}$LD_LIBRARY_PATH}
 mkdir -p "$out" || exit 3
 bundle=$(realpath "$bundle") out=$(realpath "$out")
 logs=$out/logs work=$(mktemp -d)
+[[ -e $out/gpu_check.json || -e $out/steps.tsv || -z $(ls -A "$out") ]] ||
+  wrong "--out: expected an empty folder or that of an earlier check, got '$out'"
 rm -rf "$logs" "$out"/*.json "$out/steps.tsv"
 mkdir -p "$logs"
 trap 'rm -rf "$work"' EXIT

@@ -118,6 +118,26 @@ absl::StatusOr<std::unique_ptr<kernels::ImportedMemory>> CudaBackend::Import(
   return ImportMemory(device_, name_, versions_, handle);
 }
 
+// After a kernel's fault every call answers with it. One that fails once and then does not is another matter.
+absl::Status CudaBackend::Health() const {
+  constexpr int kLooks = 2;
+  absl::Status status;
+  for (int i = 0; i < kLooks; ++i) {
+    size_t free = 0, total = 0;
+    cudaError_t error = cudaSetDevice(device_);
+    if (error == cudaSuccess) error = cudaMemGetInfo(&free, &total);
+    status = ToStatus(error, name_);
+    if (status.ok()) break;
+  }
+  RETURN_IF_ERROR(status);
+  if (!others_mu_.TryLock()) return absl::OkStatus();  // one is being opened, which takes its time
+  for (const auto& [ordinal, other] : others_) {
+    if (other != nullptr) status.Update(other->Health());
+  }
+  others_mu_.Unlock();
+  return status;
+}
+
 std::optional<uint64_t> CudaBackend::available_bytes() const {
   size_t free = 0;
   size_t total = 0;

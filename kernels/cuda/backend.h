@@ -50,6 +50,7 @@ class CudaBackend : public kernels::Backend {
   absl::Status EnableAccess(const Backend& other) override;
   absl::StatusOr<std::unique_ptr<kernels::ImportedMemory>> Import(
       const kernels::MemoryHandle& handle) override;
+  absl::Status Health() const override;
   std::optional<uint64_t> available_bytes() const override;
 
   kernels::StreamMemory MemoryOfStream() const override { return cuda::MemoryOfStream(); }
@@ -81,7 +82,7 @@ class CudaBackend : public kernels::Backend {
   const std::string description_;
   const std::unique_ptr<LtContext> context_;
   CutRecord cuts_;
-  absl::Mutex others_mu_;
+  mutable absl::Mutex others_mu_;
   std::map<int, std::unique_ptr<CudaBackend>> others_ ABSL_GUARDED_BY(others_mu_);  // by ordinal
   absl::Mutex planning_;  // one plan at a time: measurements would disturb each other
 };

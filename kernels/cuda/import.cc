@@ -46,6 +46,8 @@ class Claim {
   }
   Claim(Claim&& other) noexcept : handle_(std::exchange(other.handle_, {})) {}
   Claim& operator=(Claim&&) = delete;
+  // Nobody gets this memory from this process any more.
+  void Keep() { handle_.clear(); }
   ~Claim() {
     if (handle_.empty()) return;
     absl::MutexLock lock(&Open().mu);
@@ -64,14 +66,16 @@ class Mapping {
   Mapping(Mapping&& other) noexcept
       : base_(std::exchange(other.base_, nullptr)), device_(other.device_) {}
   Mapping& operator=(Mapping&&) = delete;
-  ~Mapping() {
-    if (base_ == nullptr) return;
+  ~Mapping() { Close().IgnoreError(); }
+  absl::Status Close() {
+    void* const base = std::exchange(base_, nullptr);
+    if (base == nullptr) return absl::OkStatus();
     cudaError_t error = cudaSetDevice(device_);
-    if (error == cudaSuccess) error = cudaIpcCloseMemHandle(base_);
-    if (error != cudaSuccess && error != cudaErrorCudartUnloading) {
-      Log(LogLevel::kWarning, "imported_memory_not_closed",
-          {{"reason", ToStatus(error, "cudaIpcCloseMemHandle").message()}});
-    }
+    if (error == cudaSuccess) error = cudaIpcCloseMemHandle(base);
+    if (error == cudaSuccess || error == cudaErrorCudartUnloading) return absl::OkStatus();
+    const absl::Status failed = ToStatus(error, "cudaIpcCloseMemHandle");
+    Log(LogLevel::kWarning, "imported_memory_not_closed", {{"reason", failed.message()}});
+    return failed;
   }
   void* base() const { return base_; }
 
@@ -86,10 +90,15 @@ class Imported final : public kernels::ImportedMemory {
       : ImportedMemory(static_cast<std::byte*>(mapping.base()) + offset, size),
         claim_(std::move(claim)),
         mapping_(std::move(mapping)) {}
+  absl::Status Close() override {
+    const absl::Status closed = mapping_.Close();
+    if (!closed.ok()) claim_.Keep();
+    return closed;
+  }
 
  private:
-  const Claim claim_;  // given up after the mapping is closed
-  const Mapping mapping_;
+  Claim claim_;  // given up after the mapping is closed
+  Mapping mapping_;
 };
 
 std::string VersionText(int version) {

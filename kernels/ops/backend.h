@@ -125,11 +125,12 @@ struct MemoryHandle {
   DeviceVersions versions;
 };
 
-// Another process's device memory, mapped here. The destructor closes the mapping, on any thread, and takes as long as
-// the driver does; nothing that was enqueued may still use it.
+// Another process's device memory, mapped here. Close, or else the destructor, closes the mapping, on any thread, and takes as
+// long as the driver does; nothing that was enqueued may still use it. Where that fails, the other process must not free it.
 class ImportedMemory {
  public:
   virtual ~ImportedMemory() = default;
+  virtual absl::Status Close() = 0;  // once
   std::byte* data() const { return data_; }
   uint64_t size() const { return size_; }
 
@@ -191,6 +192,8 @@ class Backend {
   // Maps it. `handle` comes from a trainer: INVALID_ARGUMENT, NOT_FOUND or FAILED_PRECONDITION name the field, the
   // expected and the given, and nothing is mapped. May block for as long as the driver does.
   virtual absl::StatusOr<std::unique_ptr<ImportedMemory>> Import(const MemoryHandle& handle);
+  // What keeps a device in use from ever working again in this process; asked now and then.
+  virtual absl::Status Health() const { return absl::OkStatus(); }
   // Bytes that Allocate could still give; nullopt: ask the machine.
   virtual std::optional<uint64_t> available_bytes() const { return std::nullopt; }
 

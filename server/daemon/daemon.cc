@@ -30,6 +30,9 @@ namespace {
 
 constexpr mode_t kSocketMode = 0660;  // who may reach them is the directory's mode
 constexpr absl::Duration kCallsAfterDrain = absl::Seconds(1);
+constexpr absl::Duration kBetweenLooks = absl::Seconds(1);
+// What is closed at the end has deadlines of its own, and is given twice the longest.
+constexpr absl::Duration kPatienceAtEnd = absl::Seconds(20);
 
 // Each attachment holds a few descriptors; the usual soft limit is 1024.
 void RaiseDescriptorLimit() {
@@ -176,6 +179,7 @@ bool Daemon::Idle(absl::Time started) const {
 
 ExitCode Daemon::Run(int signals) {
   const absl::Time started = absl::Now();
+  if (backend_->shares_by_handle()) device_thread_ = std::thread([this] { WatchDevices(); });
   while (!drained_) {
     // Whoever has attached by then is waited for without a timeout.
     const int64_t ms = absl::ToInt64Milliseconds(started + first_attachment_ - absl::Now()) + 1;
@@ -186,7 +190,7 @@ ExitCode Daemon::Run(int signals) {
     eventfd_read(wake_.get(), &count);
     signalfd_siginfo signal;
     while (read(signals, &signal, sizeof(signal)) == sizeof(signal)) {
-      if (draining_) CutShort();
+      if (draining_) CutShort("second signal");
       BeginDrain(strsignal(static_cast<int>(signal.ssi_signo)),
                  absl::Seconds(config_.drain_timeout_seconds()));
     }
@@ -194,14 +198,34 @@ ExitCode Daemon::Run(int signals) {
       BeginDrain("admin", absl::Seconds(config_.drain_timeout_seconds()));
     } else if (!draining_ && Idle(started)) {
       BeginDrain("idle", absl::ZeroDuration());
+    } else if (!draining_ && device_failed_) {
+      ends_with_ = ExitCode::kFailed;
+      BeginDrain("a device has failed", absl::ZeroDuration());
     }
   }
   drain_thread_.join();
+  last_resort_.Arm(signals, kPatienceAtEnd, [this](bool signalled) {
+    CutShort(signalled ? "second signal" : "a call into a driver does not come back");
+  });
+  ending_.Notify();
+  if (device_thread_.joinable()) device_thread_.join();
   grpc_->Stop(absl::Now() + kCallsAfterDrain);
   attach_.reset();
   dir_.reset();
   Log(LogLevel::kInfo, "daemon_ended", {{"pid", getpid()}});
-  return ExitCode::kOk;
+  return ends_with_;
+}
+
+// What a kernel has broken stays broken for the process, and a new process is all that helps.
+void Daemon::WatchDevices() {
+  while (!ending_.WaitForNotificationWithTimeout(kBetweenLooks)) {
+    const absl::Status health = backend_->Health();
+    if (health.ok()) continue;
+    Log(LogLevel::kError, "device_failed", {{"reason", health.message()}});
+    device_failed_ = true;
+    Wake();
+    return;
+  }
 }
 
 void Daemon::BeginDrain(absl::string_view reason, absl::Duration patience) {
@@ -222,10 +246,9 @@ void Daemon::BeginDrain(absl::string_view reason, absl::Duration patience) {
 
 void Daemon::Wake() const { eventfd_write(wake_.get(), 1); }
 
-void Daemon::CutShort() {
-  Log(LogLevel::kWarning, "drain_cut_short",
-      {{"sessions", table_->size()}, {"reason", "second signal"}});
-  dir_.reset();
+void Daemon::CutShort(absl::string_view reason) {
+  Log(LogLevel::kWarning, "drain_cut_short", {{"sessions", table_->size()}, {"reason", reason}});
+  if (dir_.has_value()) dir_.reset();
   _exit(
       static_cast<int>(ExitCode::kFailed));  // threads are at work: nothing else can be taken down
 }

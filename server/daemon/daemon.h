@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "absl/status/status.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
 #include "dmuon/config/v1/config.pb.h"
@@ -15,6 +16,7 @@
 #include "server/attach/attach_server.h"
 #include "server/attach/attachments.h"
 #include "server/daemon/exit_codes.h"
+#include "server/daemon/last_resort.h"
 #include "server/daemon/socket_dir.h"
 #include "server/rpc/admin_service.h"
 #include "server/rpc/grpc_server.h"
@@ -54,7 +56,9 @@ class Daemon {
   bool Idle(absl::Time started) const;
   void BeginDrain(absl::string_view reason, absl::Duration patience);
   void Wake() const;
-  [[noreturn]] void CutShort();
+  [[noreturn]] void CutShort(absl::string_view reason);
+  // Until the end, on a thread of its own: asks now and then whether a device has failed for good.
+  void WatchDevices();
 
   const config::v1::Config config_;
   const absl::Duration first_attachment_;
@@ -62,9 +66,13 @@ class Daemon {
   std::atomic<bool> drain_requested_{false};
   std::atomic<bool> attachment_ended_{false};
   std::atomic<bool> drained_{false};
+  std::atomic<bool> device_failed_{false};
+  absl::Notification ending_;
   bool draining_ = false;  // of the thread in Run
+  ExitCode ends_with_ = ExitCode::kOk;
 
   // In the order in which they are made; taken down the other way round.
+  LastResort last_resort_;  // watches over the end of all that follows
   std::optional<SocketDir> dir_;
   std::unique_ptr<kernels::Backend> backend_;
   std::unique_ptr<SessionTable> table_;
@@ -74,7 +82,7 @@ class Daemon {
   rpc::PeerService peer_service_;
   std::unique_ptr<rpc::GrpcServer> grpc_;
   std::unique_ptr<AttachServer> attach_;
-  std::thread drain_thread_;
+  std::thread drain_thread_, device_thread_;
 };
 
 }  // namespace dmuon::server

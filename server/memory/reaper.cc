@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "base/log.h"
@@ -17,11 +18,13 @@ struct Reaper::Ticket::State {
   absl::Time deadline;
   absl::Mutex mu;
   bool done ABSL_GUARDED_BY(mu) = false;
+  absl::Status result ABSL_GUARDED_BY(mu);
 
-  bool Wait(absl::Duration timeout) {
+  absl::Status Wait(absl::Duration timeout) {
     absl::MutexLock lock(&mu);
-    mu.AwaitWithTimeout(absl::Condition(&done), timeout);
-    return done;
+    if (mu.AwaitWithTimeout(absl::Condition(&done), timeout)) return result;
+    return absl::DeadlineExceededError(
+        absl::StrCat("the driver has not answered within ", absl::FormatDuration(timeout)));
   }
 };
 
@@ -53,7 +56,7 @@ void Reaper::Shared::Watch() {
   }
 }
 
-bool Reaper::Ticket::Wait(absl::Duration timeout) const { return state_->Wait(timeout); }
+absl::Status Reaper::Ticket::Wait(absl::Duration timeout) const { return state_->Wait(timeout); }
 
 Reaper::Reaper(absl::Duration deadline) : deadline_(deadline), shared_(std::make_shared<Shared>()) {
   shared_->watcher = std::thread([shared = shared_.get()] { shared->Watch(); });
@@ -67,7 +70,7 @@ Reaper::~Reaper() {
   shared_->watcher.join();
 }
 
-Reaper::Ticket Reaper::Post(std::string what, std::function<void()> work) {
+Reaper::Ticket Reaper::Post(std::string what, std::function<absl::Status()> work) {
   Ticket ticket;
   ticket.state_ = std::make_shared<Ticket::State>();
   ticket.state_->what = std::move(what);
@@ -77,12 +80,13 @@ Reaper::Ticket Reaper::Post(std::string what, std::function<void()> work) {
     shared_->open.push_back(ticket.state_);
   }
   std::thread([shared = shared_, state = ticket.state_, work = std::move(work)]() mutable {
-    work();
+    const absl::Status result = work();
     work = nullptr;
     absl::MutexLock lock(&shared->mu);
     shared->open.erase(std::remove(shared->open.begin(), shared->open.end(), state),
                        shared->open.end());
     absl::MutexLock done(&state->mu);
+    state->result = result;
     state->done = true;
   }).detach();
   return ticket;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 
 namespace dmuon::server {
@@ -17,8 +18,8 @@ class Reaper {
   // One piece of work, for whoever wants to know when it is over.
   class Ticket {
    public:
-    // False: not within `timeout`.
-    bool Wait(absl::Duration timeout) const;
+    // What the work has returned; DEADLINE_EXCEEDED: nothing yet within `timeout`.
+    absl::Status Wait(absl::Duration timeout) const;
 
    private:
     friend class Reaper;
@@ -33,7 +34,7 @@ class Reaper {
   Reaper& operator=(const Reaper&) = delete;
 
   // `what` is for the log. `work` and all that it holds are gone before the ticket says that it is over.
-  Ticket Post(std::string what, std::function<void()> work);
+  Ticket Post(std::string what, std::function<absl::Status()> work);
   absl::Duration deadline() const { return deadline_; }
 
  private:

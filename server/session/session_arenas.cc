@@ -194,7 +194,7 @@ void Session::CloseArenas(int rank) {
     if (mapping == nullptr) continue;
     ranks_[rank].closing.push_back(
         reaper_.Post(absl::StrFormat("session '%s': closing an arena of rank %d", name(), rank),
-                     [mapping = std::move(mapping)]() mutable { mapping.reset(); }));
+                     [mapping = std::move(mapping)] { return mapping->Close(); }));
   }
 }
 
@@ -219,10 +219,12 @@ absl::Status Session::ReleaseGone() {
     }
   }
   for (const Reaper::Ticket& ticket : closing) {
-    if (ticket.Wait(reaper_.deadline())) continue;
-    return absl::DeadlineExceededError(absl::StrFormat(
-        "session '%s': the driver has not closed the arenas within %s: they are not to be freed",
-        name(), absl::FormatDuration(reaper_.deadline())));
+    const absl::Status closed = ticket.Wait(reaper_.deadline());
+    if (closed.ok()) continue;
+    return absl::Status(closed.code(),
+                        absl::StrFormat("session '%s': its arenas are not closed and must not be "
+                                        "freed: %s",
+                                        name(), closed.message()));
   }
   return absl::OkStatus();
 }

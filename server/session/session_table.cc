@@ -255,7 +255,7 @@ void SessionTable::OnTrainerGone(AttachmentId attachment) {
     if (!session->by_handle()) continue;
     impl_->closer.Post(
         absl::StrFormat("session '%s': letting go of the memory of the dead", session->name()),
-        [session] { session->ReleaseGone().IgnoreError(); });
+        [session] { return session->ReleaseGone(); });
   }
   if (!any) return;
   absl::MutexLock lock(&impl_->mu);

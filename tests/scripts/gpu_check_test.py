@@ -102,6 +102,13 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(runs["cuda_newton_schulz_test"]["did_not_end"], ["A.C"])
         self.assertIn("cuda_newton_schulz_test: stopped, its time ran out", told.stdout)
 
+    def test_a_folder_that_is_not_its_own_keeps_what_is_in_it(self):
+        (self.root / "mine.json").write_text("{}")
+        told = check("--bundle", str(self.bundle), "--out", str(self.root), "tests", **self.machine())
+        self.assertEqual(told.returncode, 2, told.stdout + told.stderr)
+        self.assertIn("--out: expected an empty folder or that of an earlier check", told.stderr)
+        self.assertTrue((self.root / "mine.json").exists())
+
     def test_failures_outside_of_tests_are_counted(self):
         # As Google Test writes them: its JSON has those of a suite nowhere, and those of the run make it no JSON.
         self.suite("cuda_step_kernels_test", (

@@ -16,8 +16,11 @@ TEST(Reaper, WorkAndWhatItHoldsAreGoneWhenItsTicketSaysSo) {
   auto held = std::make_shared<int>(1);
   std::weak_ptr<int> watch = held;
   std::atomic<bool> ran{false};
-  const Reaper::Ticket ticket = reaper.Post("work", [&ran, held = std::move(held)] { ran = true; });
-  EXPECT_TRUE(ticket.Wait(absl::Seconds(60)));
+  const Reaper::Ticket ticket = reaper.Post("work", [&ran, held = std::move(held)] {
+    ran = true;
+    return absl::InternalError("as it went");
+  });
+  EXPECT_EQ(ticket.Wait(absl::Seconds(60)), absl::InternalError("as it went"));
   EXPECT_TRUE(ran);
   EXPECT_TRUE(watch.expired());
 }
@@ -30,10 +33,11 @@ TEST(Reaper, WorkThatBlocksHoldsNobodyUp) {
     const Reaper::Ticket blocked = reaper.Post("blocked", [&] {
       go.WaitForNotification();
       left.Notify();
+      return absl::OkStatus();
     });
-    const Reaper::Ticket other = reaper.Post("other", [] {});
-    EXPECT_TRUE(other.Wait(absl::Seconds(60)));
-    EXPECT_FALSE(blocked.Wait(absl::Milliseconds(1)));
+    const Reaper::Ticket other = reaper.Post("other", [] { return absl::OkStatus(); });
+    EXPECT_TRUE(other.Wait(absl::Seconds(60)).ok());
+    EXPECT_EQ(blocked.Wait(absl::Milliseconds(1)).code(), absl::StatusCode::kDeadlineExceeded);
   }  // gives the first up at its deadline
   EXPECT_GE(absl::Now() - start, absl::Milliseconds(50));
   go.Notify();
@@ -44,7 +48,7 @@ TEST(Reaper, ItsEndWaitsForWorkThatIsInTime) {
   std::atomic<int> done{0};
   {
     Reaper reaper(absl::Seconds(60));
-    for (int i = 0; i < 20; ++i) reaper.Post("work", [&] { ++done; });
+    for (int i = 0; i < 20; ++i) reaper.Post("work", [&] { return ++done, absl::OkStatus(); });
   }
   EXPECT_EQ(done, 20);
 }
