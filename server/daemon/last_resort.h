@@ -19,7 +19,8 @@ class LastResort {
   LastResort(const LastResort&) = delete;
   LastResort& operator=(const LastResort&) = delete;
 
-  // From now on a signal of `signals` (a signalfd), or `patience` without an end, calls `end` on a thread of its own, with whether it was a signal. Once.
+  // From now on a signal of `signals` (a signalfd), or `patience` without an end, calls `end` on a thread of its own, with
+  // whether it was a signal. Once.
   void Arm(int signals, absl::Duration patience, std::function<void(bool signalled)> end);
 
  private:

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <string>
 #include <vector>
 
 #include "tests/fakes/fake_cudart.h"
@@ -100,6 +101,9 @@ __attribute__((target_clones("avx512f", "avx2", "default"))) void AddScaled(floa
 void Multiply(const Operation& op, float alpha, const void* a, const Layout& la, const void* b,
               const Layout& lb, float beta, const void* c, void* d, const Layout& ld) {
   const int64_t depth = op.a == CUBLAS_OP_T ? la.rows : la.cols;
+  const char* wrong = std::getenv("DMUON_FAKE_CUBLASLT_WRONG");
+  const std::string shape = std::to_string(ld.rows) + "x" + std::to_string(ld.cols);
+  const float right_or_wrong = wrong != nullptr && shape == wrong ? 1.1f : 1.0f;
   for (int64_t batch = 0; batch < ld.batch; ++batch) {
     std::vector<float> left = Gather(la, a, batch * la.stride, op.a == CUBLAS_OP_T);
     std::vector<float> right = Gather(lb, b, batch * lb.stride, op.b == CUBLAS_OP_T);
@@ -119,7 +123,7 @@ void Multiply(const Operation& op, float alpha, const void* a, const Layout& la,
       for (int64_t j = 0; j < ld.cols; ++j) {
         const int64_t at = batch * ld.stride + j * ld.ld + i;
         const float add = beta != 0 ? beta * Load(ld, c, at) : 0;
-        Store(ld, d, at, alpha * row[static_cast<size_t>(j)] + add);
+        Store(ld, d, at, right_or_wrong * alpha * row[static_cast<size_t>(j)] + add);
       }
     }
   }

@@ -23,6 +23,7 @@
 //   DMUON_FAKE_CUDA_FAULTS        see fault_script.h
 //   DMUON_FAKE_CUDA_REPORT        a path: at its end each process writes PATH.PID, a JSON of its calls, counters and leaks
 //   DMUON_FAKE_CUDA_LEAKS         "fail": what is not given back at the end is printed, and the process ends with 99
+//   DMUON_FAKE_CUBLASLT_WRONG     "ROWSxCOLUMNS": products of this shape are a tenth too large
 //   DMUON_FAKE_ANY_MEMORY         the host's memory passes for the device's: scripts whose tensors torch allocates can be
 //                                 rehearsed without a GPU
 #ifndef DMUON_TESTS_FAKES_FAKE_CUDART_H_
