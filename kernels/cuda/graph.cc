@@ -10,8 +10,10 @@ namespace dmuon::cuda {
 absl::StatusOr<Graph> Graph::Record(cudaStream_t stream,
                                     absl::FunctionRef<absl::Status()> enqueue) {
   // Thread-local mode: other workers of this process go on allocating and synchronising meanwhile.
-  RETURN_IF_ERROR(ToStatus(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
-                           "recording a graph"));
+  const cudaError_t begun = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+  if (begun == cudaErrorNotSupported || begun == cudaErrorStreamCaptureUnsupported)
+    return absl::UnimplementedError(ToStatus(begun, "recording a graph").message());
+  RETURN_IF_ERROR(ToStatus(begun, "recording a graph"));
   const absl::Status enqueued = enqueue();
   cudaGraph_t recorded = nullptr;
   const cudaError_t ended =
@@ -40,15 +42,20 @@ absl::StatusOr<float> Measure(cudaStream_t stream, cudaEvent_t start, cudaEvent_
   RETURN_IF_ERROR(ToStatus(cudaStreamSynchronize(stream), "measuring"));
   float best = -1;
   for (int repeats = 1;;) {
-    ASSIGN_OR_RETURN(const Graph graph, Graph::Record(stream, [&]() -> absl::Status {
-                       for (int r = 0; r < repeats; ++r) RETURN_IF_ERROR(enqueue());
-                       return absl::OkStatus();
-                     }));
-    RETURN_IF_ERROR(ToStatus(graph.Upload(stream), "measuring"));
+    const auto all = [&]() -> absl::Status {
+      for (int r = 0; r < repeats; ++r) RETURN_IF_ERROR(enqueue());
+      return absl::OkStatus();
+    };
+    const absl::StatusOr<Graph> graph = Graph::Record(stream, all);
+    if (graph.ok()) {
+      RETURN_IF_ERROR(ToStatus(graph->Upload(stream), "measuring"));
+    } else if (!absl::IsUnimplemented(graph.status())) {
+      return graph.status();
+    }
     // The first launch warms up.
     for (int i = 0; i < 1 + kMeasurements; ++i) {
       RETURN_IF_ERROR(ToStatus(cudaEventRecord(start, stream), "measuring"));
-      RETURN_IF_ERROR(ToStatus(graph.Launch(stream), "measuring"));
+      RETURN_IF_ERROR(graph.ok() ? ToStatus(graph->Launch(stream), "measuring") : all());
       RETURN_IF_ERROR(ToStatus(cudaEventRecord(stop, stream), "measuring"));
       RETURN_IF_ERROR(ToStatus(cudaEventSynchronize(stop), "measuring"));
       float time = 0;

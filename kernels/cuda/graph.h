@@ -13,7 +13,8 @@ namespace dmuon::cuda {
 
 class Graph {
  public:
-  // What `enqueue` puts on `stream`, and on streams that it forks from it and joins again. Nothing runs yet.
+  // What `enqueue` puts on `stream`, and on streams that it forks from it and joins again. Nothing runs yet. UNIMPLEMENTED:
+  // nothing can be recorded here.
   static absl::StatusOr<Graph> Record(cudaStream_t stream,
                                       absl::FunctionRef<absl::Status()> enqueue);
 

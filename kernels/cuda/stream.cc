@@ -43,14 +43,18 @@ absl::StatusOr<std::unique_ptr<StreamState>> StreamState::Create(int device) {
 
 StreamState::~StreamState() {
   cudaError_t error = cudaSetDevice(device_);
+  // What fails keeps nothing else from being given back.
+  const auto note = [&error](cudaError_t given) {
+    if (error == cudaSuccess) error = given;
+  };
   if (stream_ != nullptr) {
     (void)cudaStreamSynchronize(stream_);
-    if (error == cudaSuccess) error = cudaStreamDestroy(stream_);
+    note(cudaStreamDestroy(stream_));
   }
   for (cudaEvent_t event : events_) {
-    if (event != nullptr && error == cudaSuccess) error = cudaEventDestroy(event);
+    if (event != nullptr) note(cudaEventDestroy(event));
   }
-  if (staging_ != nullptr && error == cudaSuccess) error = cudaFreeHost(staging_);
+  if (staging_ != nullptr) note(cudaFreeHost(staging_));
   if (error != cudaSuccess && error != cudaErrorCudartUnloading) {
     Log(LogLevel::kWarning, "stream_not_destroyed",
         {{"reason", ToStatus(error, "destroying a stream").message()}});

@@ -342,6 +342,29 @@ TEST_F(NewtonSchulzTest, AWayOfCuttingThatDoesNotAgreeIsNotTaken) {
   EXPECT_THAT((*plan)->kernel(), testing::Not(testing::HasSubstr("panels2")));
 }
 
+TEST_F(NewtonSchulzTest, WhereNothingCanBeRecordedItRunsAsItIsEnqueued) {
+  auto* const script = Fake<void(const char*)>("fake_cuda_script");
+  if (script == nullptr) GTEST_SKIP() << "on the stand-ins alone";
+  const std::vector<float> in = Gaussian(200 * 333, 3);
+  const std::vector<float> recorded = Run({.deterministic = true}, in, 200, 333);
+  script("cudaStreamBeginCapture:1+=fail(801)");
+  auto plan = kernels::PlanNewtonSchulz(backend(), Options(Dtype::kF16), 200, 331);  // measures
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  const auto same = Plan({.deterministic = true}, 200, 333);
+  auto* const counters = Fake<FakeCudaCounters()>("fake_cuda_counters");
+  const uint64_t graphs = counters().graphs;
+  float* device = OnDevice(in);
+  float* out = OnDevice(in);
+  void* workspace = Bytes(same->workspace_bytes());
+  const absl::Status prepared = same->Prepare(
+      {.in = device, .out = out, .offsets = kernels::kOneBlock, .workspace = workspace});
+  Fake<void(const char*, int, cudaError_t)>("fake_cuda_fail")("", 0, cudaSuccess);
+  EXPECT_TRUE(prepared.ok()) << prepared;
+  EXPECT_EQ(counters().graphs, graphs) << "something was recorded";
+  same->Run(stream(), device, out, workspace);
+  EXPECT_EQ(ToHost(out, in.size()), recorded);
+}
+
 TEST_F(NewtonSchulzTest, AStreamHasTheHighestPriority) {
   int least = 0, greatest = 0, priority = 1000;
   const auto range =

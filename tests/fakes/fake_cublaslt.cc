@@ -268,6 +268,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
                               cublasLtMatrixLayout_t c_layout, void* d,
                               cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algo,
                               void* workspace, size_t workspace_bytes, cudaStream_t stream) {
+  if (fake_cuda_enter("cublasLtMatmul") != 0) return CUBLAS_STATUS_EXECUTION_FAILED;
   const Operation op = *reinterpret_cast<Operation*>(desc);
   const Layout la = L(a_layout), lb = L(b_layout), ld = L(d_layout);
   const int64_t m = op.a == CUBLAS_OP_T ? la.cols : la.rows;
