@@ -16,15 +16,7 @@ namespace {
 constexpr int kLayers = 8, kSteps = 12;
 
 client::OpenOptions Table(int rank) {
-  client::OpenOptions options = SmallTable({.job = "eager", .world = 2}, rank);
-  options.boundaries.clear();
-  options.parameters.clear();
-  for (int i = 0; i < kLayers; ++i) {
-    const std::string name = "layers." + std::to_string(i);
-    options.boundaries.push_back({name, false});
-    options.parameters.push_back({name + ".weight", {32, 32}, client::Route::kMuon, i, {}});
-  }
-  return options;
+  return LayerTable({.job = "eager", .world = 2}, rank, kLayers);
 }
 
 absl::Status SendBoundary(Trainer& trainer, int b) {

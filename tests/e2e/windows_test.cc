@@ -14,14 +14,7 @@ constexpr int kLayers = 6;
 
 // Six equal layers, and the root with a window of its own.
 client::OpenOptions DeepTable(const JobOptions& job, int rank) {
-  client::OpenOptions options = SmallTable(job, rank);
-  options.boundaries.clear();
-  options.parameters.clear();
-  for (int i = 0; i < kLayers; ++i) {
-    const std::string name = "layers." + std::to_string(i);
-    options.boundaries.push_back({name, false});
-    options.parameters.push_back({name + ".weight", {32, 32}, client::Route::kMuon, i, {}});
-  }
+  client::OpenOptions options = LayerTable(job, rank, kLayers);
   options.boundaries.push_back({"", true});
   options.parameters.push_back({"head", {16, 32}, client::Route::kMuon, kLayers, {}});
   return options;

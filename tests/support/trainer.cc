@@ -77,6 +77,18 @@ absl::Status SendRelease(client::Session& session, int boundary) {
   return session.Release(boundary, {stream});
 }
 
+client::OpenOptions LayerTable(const JobOptions& job, int rank, int layers) {
+  client::OpenOptions options = SmallTable(job, rank);
+  options.boundaries.clear();
+  options.parameters.clear();
+  for (int i = 0; i < layers; ++i) {
+    const std::string name = "layers." + std::to_string(i);
+    options.boundaries.push_back({name, false});
+    options.parameters.push_back({name + ".weight", {32, 32}, client::Route::kMuon, i, {}});
+  }
+  return options;
+}
+
 client::OpenOptions SmallTable(const JobOptions& job, int rank) {
   client::OpenOptions options;
   options.job = job.job;

@@ -31,6 +31,8 @@ absl::Status SendRelease(client::Session& session, int boundary);
 
 // Two layers of a weight (muon) and a bias (adamw) each: parameters 0 to 3, boundaries 0 and 1.
 client::OpenOptions SmallTable(const JobOptions& job, int rank);
+// So many equal layers, each a boundary of one 32 x 32 matrix.
+client::OpenOptions LayerTable(const JobOptions& job, int rank, int layers);
 // Group 0 muon, group 1 adamw; fp32, direct form, fp32 iterations.
 client::OptimizerOptions SmallOptimizer();
 inline constexpr int kMuonGroup = 0, kAdamwGroup = 1;
